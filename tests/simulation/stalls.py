@@ -140,7 +140,7 @@ class Stall:
             runner,
             publisher,
             Path(),
-            cast(WorkerFiles, SimpleNamespace(ensure=self._ensure_files, holding=contextlib.nullcontext)),
+            cast(WorkerFiles, SimpleNamespace(ensure=self._ensure_files, protect=contextlib.nullcontext)),
             worker.house.clock,
             self.ingress,
             drain_s=_DRAIN_S,

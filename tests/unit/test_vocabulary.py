@@ -16,7 +16,6 @@ from tests.support.scripts import ROOT, load_script
 # What is left to rename. An entry whose names are gone has to be taken out; none is ever added or raised.
 COMMON_CLASS_NAMES: frozenset[str] = frozenset(
     {
-        "Deleted",
         "Model",
         "Origin",
     }

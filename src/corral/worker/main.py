@@ -35,7 +35,7 @@ from corral.worker.agent.join.bus_access import BusOpener
 from corral.worker.agent.join.identity import IdentityFile, hold_folder
 from corral.worker.agent.join.registrar import Registrar
 from corral.worker.agent.join.registration import advertised_addresses, describe_node, listen_address
-from corral.worker.agent.join.trust import settle_trust
+from corral.worker.agent.join.trust import establish_trust
 from corral.worker.agent.leave import at_most, stop_backends
 from corral.worker.agent.server_clock import ServerClock
 from corral.worker.hardware.monitor import HardwareMonitor
@@ -51,8 +51,8 @@ from corral.worker.reload.handover import HandOver, Successors, inherit, is_succ
 from corral.worker.settings import WorkerSettings, saved
 from corral.worker.status import FatalError, WorkerStatus
 from corral.worker.supervisor.supervisor import Supervisor
-from corral.worker.system.users import BackendUser, settle_backend_user
-from corral.worker.wiring import BackendParts, Backends, Cluster, open_backends
+from corral.worker.system.users import BackendUser, choose_backend_user
+from corral.worker.wiring import BackendParts, BackendServices, Cluster, open_backends
 
 if TYPE_CHECKING:
     from corral.worker.localai.orders import LocalAIOrders
@@ -125,7 +125,7 @@ async def serve(
             await work(settings, parts, ingress, stopped, hurry, with_localai=with_localai)
             if status.handing_over:
                 parts.routes.replicas.freeze(supervisor.serving())
-                await supervisor.let_go()
+                await supervisor.release_all()
                 lock.release()
                 if not await handover.give(ingress.descriptors(), timeout_s=shutdown.reload_timeout_s):
                     raise FatalError(
@@ -138,9 +138,9 @@ async def serve(
 def make_parts(settings: WorkerSettings, clock: Clock) -> Parts:
     node = settings.node
     make_folders(settings)
-    user = settle_backend_user(node, settings.processes.backend_user)
+    user = choose_backend_user(node, settings.processes.backend_user)
     identity = IdentityFile.open(node.data, name=node.name)
-    url = identity.settle_controller(node.controller)
+    url = identity.choose_controller(node.controller)
     if is_in_clear(url):
         log.warning("the controller's URL is plain http: tokens and credentials are sent without encryption", url=url)
     metrics, server_clock, wake = WorkerMetrics(), ServerClock(clock), Wake()
@@ -190,7 +190,9 @@ async def work(
     http_timeout_s, retry = registration.http_timeout_s, Backoff(registration.retry_first_s, registration.retry_cap_s)
     trust = await run_until(
         stopped,
-        settle_trust(settings.node.ca, parts.url, parts.identity, timeout_s=http_timeout_s, backoff=retry, clock=clock),
+        establish_trust(
+            settings.node.ca, parts.url, parts.identity, timeout_s=http_timeout_s, backoff=retry, clock=clock
+        ),
     )
     async with open_controller(parts.url, timeout_s=http_timeout_s, trust=trust) as api:
         registrar = make_registrar(settings, parts, ingress, api, hurry)
@@ -275,7 +277,7 @@ def make_agent(
     ingress: Ingress,
     api: ControllerApi,
     registrar: Registrar,
-    backends: Backends,
+    backends: BackendServices,
     localai: LocalAIOrders | None,
 ) -> Agent:
     async def subscribe(bus: Bus, reply: NodeRegistered, on_stop: Callable[[], None]) -> None:

@@ -34,7 +34,7 @@ from corral.worker.agent.orders.replacement import ProcessReplacer
 from corral.worker.agent.orders.replicas import ReplicaOrders
 from corral.worker.agent.orders.runner import OrderRunner
 from corral.worker.agent.orders.subscriptions import OrderSubscriptions
-from corral.worker.files.model_files import FilesUpkeep, WorkerFiles
+from corral.worker.files.model_files import CleanupPolicy, WorkerFiles
 from corral.worker.ingress.replicas import ReplicaRelay
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.requests import InstallFolders
@@ -66,7 +66,7 @@ class BackendParts:
 
 
 @dataclass(frozen=True)
-class Backends:
+class BackendServices:
     """What the agent needs of the parts built here."""
 
     publisher: EventPublisher
@@ -87,7 +87,7 @@ async def open_backends(
     metrics: WorkerMetrics,
     wake: Wake,
     make_direct: Callable[[BackendParts], DirectOrders | None],
-) -> AsyncIterator[Backends]:
+) -> AsyncIterator[BackendServices]:
     """`report` returns the latest hardware report; `make_direct` makes the handlers of LocalAI's orders, if any.
     Leaving the block cancels running orders; their downloads are kept."""
     drain_s, interval_s = settings.shutdown.drain_timeout_s, settings.heartbeat.heartbeat_interval_s
@@ -132,7 +132,7 @@ async def open_backends(
             measure = run_every("usage", interval_s, supervisor.measure, clock=clock)
             check = run_every("libraries", interval_s, check_libraries, clock=clock)
             async with background(files.run(), measure, check):
-                yield Backends(publisher, reporter, OrderSubscriptions(backend_orders, replica_orders, files))
+                yield BackendServices(publisher, reporter, OrderSubscriptions(backend_orders, replica_orders, files))
         finally:
             sources.store.leave()
             files.leave()
@@ -172,7 +172,7 @@ async def _open_files(
             nearby=settings.install.nearby_blobs,
             fresh_token=cluster.fresh_blob_token,
             in_use=supervisor.model_files,
-            upkeep=FilesUpkeep(unused_s=settings.install.keep_unused_files_s),
+            cleanup=CleanupPolicy(unused_s=settings.install.keep_unused_files_s),
         )
 
 

@@ -175,7 +175,7 @@ async def test_a_build_nobody_can_start(installer: Installer, tmp_path: Path, ba
     with pytest.raises(BadArchive, match=r"it has no run\.sh"):
         await installer.install(request("demo", source))
     manifest = Manifest(protocol="openai", command=("bin/serve", "--port", "{port}"))
-    with pytest.raises(BadArchive, match="which it does not bring"):
+    with pytest.raises(BadArchive, match="which it does not contain"):
         await installer.install(request("demo", source, manifest=manifest))
     assert names_in(backends) == [".sequence"]
     on_path = Manifest(protocol="openai", command=("python", "-m", "http.server"))
@@ -212,7 +212,7 @@ async def test_names_that_are_none(installer: Installer, tmp_path: Path, name: s
 
 
 async def test_no_source_at_all(installer: Installer) -> None:
-    with pytest.raises(Invalid, match="nobody says where"):
+    with pytest.raises(Invalid, match="names no source"):
         await installer.install(InstallRequest(name="demo"))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from corral.contract.codec import encode
-from corral.worker.supervisor.folders import nobody_there
+from corral.worker.supervisor.folders import locked_if_ended
 from corral.worker.supervisor.identity import Identity
 from corral.worker.supervisor.shim import boot_id, start_time
 from corral.worker.supervisor.spec import ProcessSpec, Record, ShimRun
@@ -140,7 +140,7 @@ async def test_a_start_that_its_worker_did_not_live_to_see_is_ended(opened: Open
     first = await opened()
     starting = asyncio.create_task(first.start(tiny(tmp_path / "b", "silent=1")))
     await until(lambda: identities(folder))
-    await first.let_go()  # as gone as kill -9 makes it: it lets go of everything
+    await first.release_all()  # as after kill -9
     starting.cancel()
     (identity,) = identities(folder)
     assert alive(identity.pid)
@@ -256,7 +256,7 @@ async def test_the_fake_with_the_right_proof_would_be_adopted(opened: Open, fold
     fake = FakeShim(place, me("ours"))
     supervisor = await opened()
     adopted = await supervisor.adopt()
-    await supervisor.let_go()
+    await supervisor.release_all()
     await asyncio.to_thread(fake.close)
     assert [running.process_id for running in adopted] == ["ours"]
 
@@ -288,6 +288,6 @@ async def test_a_shim_that_comes_too_late_does_not_begin(opened: Open, folder: P
     )
     assert done.returncode == 0
     assert not touched.exists()
-    with nobody_there(place) as empty:
+    with locked_if_ended(place) as empty:
         assert empty
     assert Identity.read(place) is None

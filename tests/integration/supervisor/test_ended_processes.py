@@ -73,7 +73,7 @@ async def test_a_start_after_a_kill_waits_for_a_shim_that_has_not_noticed(
         os.kill(first.pid, signal.SIGKILL)
         await until(lambda: not alive(first.pid))
         assert supervisor.find_key("m#0") is None
-        with pytest.raises(Failed, match="its shim does not say how"):
+        with pytest.raises(Failed, match="its shim does not report how"):
             await supervisor.start(spec)
         waiting = asyncio.create_task(supervisor.start(spec))
         await asyncio.sleep(0)

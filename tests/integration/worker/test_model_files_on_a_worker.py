@@ -22,7 +22,7 @@ from corral.contract.messages.replicas import ReplicaFile
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound, Unreachable
 from corral.worker.files.file_sets import FileSets
-from corral.worker.files.model_files import FilesUpkeep, WorkerFiles
+from corral.worker.files.model_files import CleanupPolicy, WorkerFiles
 from tests.support.blob_server import BlobServer
 from tests.support.blob_source import BlobSource, blob_source
 from tests.support.waiting import until
@@ -65,8 +65,8 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
             SystemClock(),
             controller="http://127.0.0.1:8080",
             in_use=lambda: made[0].busy,
-            room=DiskSpace(reserve_bytes=0, measure=lambda _folder: made[0].free()),
-            upkeep=FilesUpkeep(unused_s=1000.0, partial_s=1000.0),
+            space=DiskSpace(reserve_bytes=0, measure=lambda _folder: made[0].free()),
+            cleanup=CleanupPolicy(unused_s=1000.0, partial_s=1000.0),
             limits=FetchLimits(tries=2, first_wait_s=0.01, cap_wait_s=0.01),
         )
         made.append(Site(models, files, source, session))
@@ -243,7 +243,7 @@ async def test_room_is_made_by_the_longest_unused(site: Site) -> None:
 async def test_no_room_is_made_with_what_is_about_to_be_read(site: Site) -> None:
     first, second = site.source.add("a/one/w", b"a" * 1000), site.source.add("b/one/w", b"b" * 1000)
     site.free = lambda: 1100 - 1000 * len(site.blobs())
-    with site.files.holding([first]):
+    with site.files.protect([first]):
         await site.ensure(first)
         site.age(10.0)
         with pytest.raises(NoSpace):

@@ -14,7 +14,7 @@ from corral.blobs.progress import Progress
 from corral.contract.codec import encode
 from corral.contract.messages.backends import InstallProgress, Phase
 from corral.kit.errors import Unavailable
-from corral.worker.installer.progress import OrderName, PhaseScale, ProgressPublisher, Window, never_back
+from corral.worker.installer.progress import PhaseScale, ProgressPublisher, ProgressSubject, Window, forward_only
 from tests.support.manual_clock import ManualClock
 from tests.support.waiting import until
 
@@ -82,7 +82,7 @@ def test_never_more_than_one_in_a_window_and_the_last_is_always_sent(ticks: list
     ],
 )
 def test_progress_never_goes_back(before: Progress | None, now: Progress, told: Progress) -> None:
-    assert never_back(before, now) == told
+    assert forward_only(before, now) == told
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_one_scale_over_the_phases(told: list[tuple[Phase, int, int]], shown: li
 def test_the_scale_never_goes_back_nor_reaches_the_end(told: list[tuple[Phase, int, int]]) -> None:
     scale, last, shown = PhaseScale(), None, [0.0]
     for phase, current, total in told:
-        last = never_back(last, Progress(phase, "a", current, total))
+        last = forward_only(last, Progress(phase, "a", current, total))
         shown.append(scale.at(last))
     assert shown == sorted(shown)
     assert shown[-1] <= 99.0
@@ -131,7 +131,7 @@ def test_the_scale_never_goes_back_nor_reaches_the_end(told: list[tuple[Phase, i
 def test_while_extracting_every_percent_of_it_is_seen(before: list[Phase], downloaded: int) -> None:
     scale, last = PhaseScale(), None
     for phase in before:
-        last = never_back(last, Progress(phase, "a", downloaded, 10))
+        last = forward_only(last, Progress(phase, "a", downloaded, 10))
         scale.at(last)
     shown = [scale.at(Progress(EXTRACT, "a", done, 100)) for done in range(101)]
     assert all(earlier < later for earlier, later in itertools.pairwise(shown))
@@ -149,7 +149,7 @@ class Bus:
         self.sent.append(event)
 
 
-ORDER = OrderName("op 1", "node.1", "llama-cpp", 2)
+ORDER = ProgressSubject("op 1", "node.1", "llama-cpp", 2)
 
 
 async def test_an_event_on_the_wire() -> None:
@@ -264,7 +264,7 @@ async def test_a_bus_that_hangs_does_not_hold_up_the_reply() -> None:
 
 async def test_without_an_operation_nobody_is_told() -> None:
     bus = Bus()
-    async with ProgressPublisher(OrderName("", "n", "b"), bus.publish, ManualClock()) as publisher:
+    async with ProgressPublisher(ProgressSubject("", "n", "b"), bus.publish, ManualClock()) as publisher:
         publisher.tell(Progress(DOWN, "a", 1, 10))
     assert bus.sent == []
     assert publisher.phase == "downloading"

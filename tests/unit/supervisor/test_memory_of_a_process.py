@@ -16,7 +16,7 @@ from corral.contract.messages.replicas import ReplicaDevice
 from corral.worker.hardware.usage import DeviceGauge
 from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.table import Entry
-from corral.worker.supervisor.usage import coarse, held_now, most_held
+from corral.worker.supervisor.usage import device_bytes, peak_ram_bytes, rounded_up
 
 MIB = 1024**2
 
@@ -26,14 +26,14 @@ MIB = 1024**2
     [(0, 0), (-1, 0), (1, 16 * MIB), (16 * MIB, 16 * MIB), (17 * MIB, 32 * MIB), (1000 * MIB, 1024 * MIB)],
 )
 def test_it_is_rounded_up(seen: int, told: int) -> None:
-    assert coarse(seen) == told
+    assert rounded_up(seen) == told
 
 
 @given(st.integers(1, 1 << 46))
 def test_by_little_and_never_down(seen: int) -> None:
-    told = coarse(seen)
+    told = rounded_up(seen)
     assert seen <= told <= seen + max(16 * MIB, seen // 16)
-    assert coarse(told) == told
+    assert rounded_up(told) == told
 
 
 PARENT = """
@@ -69,13 +69,13 @@ def shim() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there the system keeps the most")
 def test_what_it_held_for_a_moment_counts(shim: subprocess.Popen[bytes]) -> None:
-    assert 80 * MIB < most_held(shim.pid) < 250 * MIB
+    assert 80 * MIB < peak_ram_bytes(shim.pid) < 250 * MIB
 
 
 def test_one_that_is_gone_holds_nothing() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(timeout=30)
-    assert most_held(gone.pid) == 0
+    assert peak_ram_bytes(gone.pid) == 0
 
 
 class FakeGauge:
@@ -94,13 +94,13 @@ class FakeGauge:
 def test_on_devices_the_backend_and_its_children_count_and_its_shim_does_not(shim: subprocess.Popen[bytes]) -> None:
     first, second = ReplicaDevice("nvidia", 0, "GPU-a"), ReplicaDevice("nvidia", 1, "GPU-b")
     gauge = FakeGauge()
-    assert held_now(shim.pid, cast(DeviceGauge, gauge), (first, second), [second]) == (2 * MIB, MIB)
+    assert device_bytes(shim.pid, cast(DeviceGauge, gauge), (first, second), [second]) == (2 * MIB, MIB)
     assert gauge.pids == {child.pid for child in psutil.Process(shim.pid).children()}
 
 
 async def test_heartbeats_tell_the_most_on_each_device() -> None:
     entry = Entry(ProcessSpec(backend="b", directory="d"), "p", "token")
-    assert entry.described().device_peak_bytes == ()
+    assert entry.report().device_peak_bytes == ()
     for seen in ((0, 0), (3, 1), (2, 4), ()):
-        entry.rose_to(seen)
-    assert entry.described().device_peak_bytes == (3, 4)
+        entry.record_peak(seen)
+    assert entry.report().device_peak_bytes == (3, 4)

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from corral.worker.settings.processes import PortRange
-from corral.worker.supervisor.ports import NoFreePort, PortBook, Taken
+from corral.worker.supervisor.ports import NoFreePort, PortAllocator, Taken
 
 
 def free(_port: int) -> bool:
     return True
 
 
-def book(first: int = 100, last: int = 104, begin: int = 0) -> PortBook:
-    return PortBook(PortRange(first, last, begin), quarantine_s=15, affinity_s=300)
+def book(first: int = 100, last: int = 104, begin: int = 0) -> PortAllocator:
+    return PortAllocator(PortRange(first, last, begin), quarantine_s=15, affinity_s=300)
 
 
 def test_ports_grow_from_the_beginning() -> None:
@@ -126,7 +126,7 @@ class Ports(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.ports = PortBook(PortRange(100, 105), quarantine_s=15, affinity_s=300)
+        self.ports = PortAllocator(PortRange(100, 105), quarantine_s=15, affinity_s=300)
         self.held: dict[int, str] = {}
         self.released: dict[int, tuple[str, float]] = {}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from corral.contract.messages.replicas import ReplicaState
 from corral.worker.supervisor.keys import choose_by_name, parse_key, process_key
-from corral.worker.supervisor.states import NEVER, GiveUp, Happened, RestartIn, RestartPolicy, after, decide_restart
+from corral.worker.supervisor.states import NEVER, GiveUp, ProcessEvent, RestartIn, RestartPolicy, after, decide_restart
 
 
 @pytest.mark.parametrize(
@@ -33,25 +33,25 @@ from corral.worker.supervisor.states import NEVER, GiveUp, Happened, RestartIn, 
     ],
 )
 def test_possible_steps(state: str, happened: str, following: str | None) -> None:
-    assert after(ReplicaState(state), Happened(happened)) == following
+    assert after(ReplicaState(state), ProcessEvent(happened)) == following
 
 
 def test_all_other_steps_are_mistakes() -> None:
-    def is_possible(state: ReplicaState, happened: Happened) -> bool:
+    def is_possible(state: ReplicaState, happened: ProcessEvent) -> bool:
         with contextlib.suppress(ValueError):
             after(state, happened)
             return True
         return False
 
-    assert sum(is_possible(*step) for step in product(ReplicaState, Happened)) == 12
+    assert sum(is_possible(*step) for step in product(ReplicaState, ProcessEvent)) == 12
     with pytest.raises(ValueError, match="a process that is ready cannot have again"):
-        after(ReplicaState.READY, Happened.AGAIN)
+        after(ReplicaState.READY, ProcessEvent.AGAIN)
 
 
 def test_every_process_can_be_stopped_and_nothing_leaves_stopping_but_the_end() -> None:
     for state in ReplicaState:
         if state is not ReplicaState.STOPPING:
-            assert after(state, Happened.STOP) is ReplicaState.STOPPING
+            assert after(state, ProcessEvent.STOP) is ReplicaState.STOPPING
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(FatalError, match=r"^cannot write .*identity.json: No space left on device; make room"):
+    with pytest.raises(FatalError, match=r"^cannot write .*identity.json: No space left on device; free disk space"):
         IdentityFile.open(tmp_path, name="w1")
 
 
@@ -97,7 +97,7 @@ def test_a_node_cannot_be_renamed_by_its_worker(tmp_path: Path) -> None:
 def test_a_deleted_node_comes_back_as_somebody_new(tmp_path: Path) -> None:
     known = IdentityFile.open(tmp_path, name="w1")
     known.store(replace(known.current, node_id="n-1", node_token="cn_x", controller="https://c", ca="PEM"))
-    new = known.current.forgotten()
+    new = known.current.renewed()
     assert (new.node_id, new.node_token) == ("", "")
     assert (new.name, new.controller, new.ca) == ("w1", "https://c", "PEM")
     assert new.enrolment != known.current.enrolment
@@ -106,10 +106,10 @@ def test_a_deleted_node_comes_back_as_somebody_new(tmp_path: Path) -> None:
 def test_the_controller_is_remembered(tmp_path: Path) -> None:
     known = IdentityFile.open(tmp_path, name="w1")
     with pytest.raises(FatalError, match="--controller"):
-        known.settle_controller("")
-    assert known.settle_controller("https://a") == "https://a"
-    assert IdentityFile.open(tmp_path, name="").settle_controller("") == "https://a"
-    assert known.settle_controller("https://b") == "https://b"
+        known.choose_controller("")
+    assert known.choose_controller("https://a") == "https://a"
+    assert IdentityFile.open(tmp_path, name="").choose_controller("") == "https://a"
+    assert known.choose_controller("https://b") == "https://b"
 
 
 def test_a_second_worker_is_kept_out(tmp_path: Path) -> None:

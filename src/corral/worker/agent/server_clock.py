@@ -17,15 +17,15 @@ class ServerClock:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._learnt: tuple[float, float] | None = None  # (server time, monotonic) of the same moment
-        self._told = False
+        self._is_logged = False
 
     def learn(self, server_time: float) -> None:
         """`server_time` 0 means that the peer does not say (LocalAI)."""
         if server_time <= 0:
             return
         self._learnt = (server_time, self._clock.monotonic())
-        if abs(self.skew_s) > NOTEWORTHY_SKEW_S and not self._told:
-            self._told = True
+        if abs(self.skew_s) > NOTEWORTHY_SKEW_S and not self._is_logged:
+            self._is_logged = True
             log.warning("this machine's clock differs from the controller's", skew_s=round(self.skew_s, 1))
 
     def now(self) -> float:

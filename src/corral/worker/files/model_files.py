@@ -46,7 +46,7 @@ _HOST = "{host}"
 
 
 @dataclass(frozen=True)
-class FilesUpkeep:
+class CleanupPolicy:
     unused_s: float = 7 * 86400.0  # a set nobody started anything from for so long goes
     sweep_every_s: float = 3600.0
     partial_s: float = 86400.0  # and what was never fetched to the end
@@ -64,9 +64,9 @@ class WorkerFiles:
         nearby: Path | None = None,
         fresh_token: Callable[[], Awaitable[str]] | None = None,
         in_use: Callable[[], Collection[Path]] = frozenset,
-        room: DiskSpace | None = None,
+        space: DiskSpace | None = None,
         limits: FetchLimits | None = None,
-        upkeep: FilesUpkeep | None = None,
+        cleanup: CleanupPolicy | None = None,
     ) -> None:
         """`controller` is the URL this worker reaches the cluster by: `{host}` in a source is its host. `nearby` is a
         folder of finished blobs on this machine: a controller's beside us. `fresh_token` asks for another when the
@@ -78,15 +78,19 @@ class WorkerFiles:
         self._nearby = nearby
         self._fresh_token = fresh_token
         self._in_use = in_use
-        self._room = room or DiskSpace()
+        self._space = space or DiskSpace()
         self._limits = limits or FetchLimits()
-        self._upkeep = upkeep or FilesUpkeep()
+        self._cleanup = cleanup or CleanupPolicy()
         self._sets = FileSets(models / BLOBS / "sets", models)
         self._opened: BlobStore | None = None
         self._wanted: dict[object, frozenset[Path]] = {}  # others may look for room meanwhile
 
     async def ensure(
-        self, files: Sequence[ReplicaFile], sources: Sequence[str], token: str, tell: OnProgress = ignore_progress
+        self,
+        files: Sequence[ReplicaFile],
+        sources: Sequence[str],
+        token: str,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
         """All files that have a digest are in the models folder. May be cancelled and called again: it goes on.
 
@@ -99,14 +103,14 @@ class WorkerFiles:
             self._path(file)
         places = [self._filled_in(source) for source in sources]
         try:
-            with self.holding(wanted), self._store.hold(*(file.digest for file in wanted)):
+            with self.protect(wanted), self._store.hold(*(file.digest for file in wanted)):
                 # Before the first has its name: what is not in a set is nobody's, and would never go.
                 await run_uncancelled(self._sets.use, [file.path for file in wanted])
-                await self._bring(wanted, places, token, tell)
+                await self._fetch_missing(wanted, places, token, on_progress)
                 await run_uncancelled(self._sets.use, [file.path for file in wanted])
                 if not await run_uncancelled(self._all_there, wanted):
                     # Somebody was making room by what they had seen before we came; from now on they see us.
-                    await self._bring(wanted, places, token, tell)
+                    await self._fetch_missing(wanted, places, token, on_progress)
         except OSError as error:
             raise from_os(error, f"writing into {self._models}") from error
 
@@ -126,7 +130,7 @@ class WorkerFiles:
             self._store.discard(digest)
 
     @contextlib.contextmanager
-    def holding(self, files: Sequence[ReplicaFile]) -> Iterator[None]:
+    def protect(self, files: Sequence[ReplicaFile]) -> Iterator[None]:
         """Nobody makes room with these meanwhile: from before they are fetched until a process is known to read."""
         key = object()
         self._wanted[key] = frozenset(self._models / file.path for file in files)
@@ -136,23 +140,23 @@ class WorkerFiles:
             del self._wanted[key]
 
     async def run(self) -> None:
-        await run_every("sweep model files", self._upkeep.sweep_every_s, self.sweep, clock=self._clock)
+        await run_every("sweep model files", self._cleanup.sweep_every_s, self.sweep, clock=self._clock)
 
     async def sweep(self) -> None:
         """What nobody has used for long goes, and blobs that are under no other name any more."""
         if not (self._models / BLOBS).is_dir():
             return
-        before = time.time() - self._upkeep.unused_s
+        before = time.time() - self._cleanup.unused_s
         for unused in await run_uncancelled(self._sets.unused, self._busy(), before=before):
             await run_uncancelled(self._remove, unused)
-        await self._store.sweep(older_than_s=self._upkeep.partial_s, keep=await run_uncancelled(self._linked))
+        await self._store.sweep(older_than_s=self._cleanup.partial_s, keep=await run_uncancelled(self._linked))
 
     async def keep_only(self, models: Collection[str]) -> None:
         """These are all models there are. Files of others go, unless something reads them, or they are so fresh that
         their model may be newer than the list."""
         if not (self._models / BLOBS).is_dir():
             return
-        before = time.time() - self._upkeep.fresh_s
+        before = time.time() - self._cleanup.fresh_s
         for unused in await run_uncancelled(self._sets.unused, self._busy(), before=before):
             if not any(path.startswith(f"{model}/") for path in unused.paths for model in models):
                 await run_uncancelled(self._remove, unused)
@@ -175,23 +179,25 @@ class WorkerFiles:
         """Made when first needed: a models folder that is only read needs none."""
         if self._opened is None:
             self._opened = BlobStore(
-                self._models / BLOBS, Fetcher(self._limits, space=self._room, clock=self._clock), open_to_all=True
+                self._models / BLOBS, Fetcher(self._limits, space=self._space, clock=self._clock), open_to_all=True
             )
         return self._opened
 
-    async def _bring(self, files: Sequence[ReplicaFile], sources: Sequence[str], token: str, tell: OnProgress) -> None:
-        missing = [file for file in files if not await self._is_here(file, tell)]
+    async def _fetch_missing(
+        self, files: Sequence[ReplicaFile], sources: Sequence[str], token: str, on_progress: OnProgress
+    ) -> None:
+        missing = [file for file in files if not await self._is_here(file, on_progress)]
         if not missing:
             return
-        await self._make_room(missing)
-        bar = FilesProgress([file.size_bytes for file in files], tell, time.monotonic)
+        await self._free_space(missing)
+        bar = FilesProgress([file.size_bytes for file in files], on_progress, time.monotonic)
         for index, file in enumerate(files):
             if file in missing:
                 blob = await self._fetch(file, sources, token, bar.listener(index))
                 await run_uncancelled(self._place, blob, self._path(file))
             bar.complete(index)
 
-    async def _is_here(self, file: ReplicaFile, tell: OnProgress) -> bool:
+    async def _is_here(self, file: ReplicaFile, on_progress: OnProgress) -> bool:
         path, blob = self._path(file), self._store.find(file.digest)
         if blob is None and self._nearby is not None:
             blob = await self._store.adopt(file.digest, self._nearby / hex_of(file.digest), file.size_bytes)
@@ -201,30 +207,30 @@ class WorkerFiles:
         if not path.is_file() or (file.size_bytes and path.stat().st_size != file.size_bytes):
             return False
         # Somebody else put it there, or this disk knows no links: only reading it tells whether it is the one.
-        tell(Progress(Phase.VERIFYING, file.path, 0, file.size_bytes))
+        on_progress(Progress(Phase.VERIFYING, file.path, 0, file.size_bytes))
         if await run_in_thread(lambda stop: _digest(path, stop)) != file.digest:
             log.warning("a model file is not what it should be, and is fetched", file=file.path)
             return False
         await run_uncancelled(self._adopt, path, file.digest)
         return True
 
-    async def _fetch(self, file: ReplicaFile, sources: Sequence[str], token: str, tell: OnProgress) -> Blob:
+    async def _fetch(self, file: ReplicaFile, sources: Sequence[str], token: str, on_progress: OnProgress) -> Blob:
         """From the first source that has it; what one sent before it failed, the next goes on from."""
         if not sources:
             raise NotFound(f"{file.path} is not on this machine, and the order names no place to fetch it from")
         failure: CorralError | None = None
         for source in sources:
             try:
-                return await self._fetch_from(source, file, token, tell)
+                return await self._fetch_from(source, file, token, on_progress)
             except (Unreachable, NotFound, Denied, Failed) as error:
                 log.warning("a source does not give the file", file=file.path, source=source, reason=error.message)
                 failure = failure or error
         assert failure is not None
         raise type(failure)(f"{file.path}: {failure.message}") from failure
 
-    async def _fetch_from(self, source: str, file: ReplicaFile, token: str, tell: OnProgress) -> Blob:
+    async def _fetch_from(self, source: str, file: ReplicaFile, token: str, on_progress: OnProgress) -> Blob:
         def named(progress: Progress) -> None:
-            tell(replace(progress, file=file.path))
+            on_progress(replace(progress, file=file.path))
 
         url, wanted = f"{source.rstrip('/')}/blobs/{file.digest}", ExpectedBlob(file.digest, file.size_bytes)
         try:
@@ -236,13 +242,13 @@ class WorkerFiles:
             page = UrlRemote(self._session, url, _shown(await self._fresh_token()))
             return await self._store.obtain(page, wanted, named)
 
-    async def _make_room(self, missing: Sequence[ReplicaFile]) -> None:
+    async def _free_space(self, missing: Sequence[ReplicaFile]) -> None:
         """For all of them, before the first byte: what was not used for longest goes, if that is what it takes."""
         need = sum({file.digest: file.size_bytes for file in missing}.values())
         what = "the model's files"
         for unused in [*await run_uncancelled(self._sets.unused, self._busy()), None]:
             try:
-                self._room.require(self._models, need, what)
+                self._space.require(self._models, need, what)
                 return
             except NoSpace:
                 if unused is None:

@@ -27,11 +27,11 @@ def memory_limits(host: Host) -> list[MemoryLimit]:
     for version, level in _levels(host, "memory"):
         limit = host.number(level / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
         if limit is not None and limit > 0:  # "max" is no number
-            found.append(MemoryLimit(limit, _room_below(host, limit, version, level)))
+            found.append(MemoryLimit(limit, _free_below(host, limit, version, level)))
     return found
 
 
-def _room_below(host: Host, limit: int, version: int, level: Path) -> int | None:
+def _free_below(host: Host, limit: int, version: int, level: Path) -> int | None:
     used = host.number(level / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
     if used is None:
         return None

@@ -25,14 +25,14 @@ class Notices:
     """Says each thing once: a probe runs every few seconds, and odd hardware stays odd."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def tell(self, source: str, problem: str, *, detail: str = "", ordinary: bool = False) -> None:
         """`ordinary`: most machines are like this (no NVIDIA library, say), so only debugging wants to know.
         What changes from call to call belongs in `detail`."""
-        if (source, problem) in self._told:
+        if (source, problem) in self._reported:
             return
-        self._told.add((source, problem))
+        self._reported.add((source, problem))
         if ordinary:
             log.debug("hardware source absent", source=source, why=problem, detail=detail)
         else:

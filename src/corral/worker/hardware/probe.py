@@ -125,20 +125,20 @@ class HardwareProbe:
         shared = msgspec.structs.replace(device, free_bytes=ram.available_bytes if device.unified else None)
         return self._attempt(device.vendor, by_vendor.get(device.vendor, lambda: shared), _unmeasured(device))
 
-    def _attempt(self, source: str, look: Callable[[], T], otherwise: T) -> T:
+    def _attempt(self, source: str, read: Callable[[], T], otherwise: T) -> T:
         try:
-            return look()
+            return read()
         except Exception as error:  # one source's surprise must not cost the report the others
             self._host.notices.tell(source, type(error).__name__, detail=str(error))
             return otherwise
 
-    def _with_drivers(self, look: Callable[[], T], otherwise: T) -> T:
+    def _with_drivers(self, read: Callable[[], T], otherwise: T) -> T:
         """One thread at a time talks to drivers. If one never comes back, the others do not pile up behind it."""
         if not self._drivers.acquire(timeout=self._patience_s):
             self._host.notices.tell("drivers", "an earlier call has not come back")
             return otherwise
         try:
-            return look()
+            return read()
         finally:
             self._drivers.release()
 

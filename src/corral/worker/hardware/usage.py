@@ -36,21 +36,23 @@ class Held:
 
 
 class DeviceGauge:
-    def __init__(self, host: Host, told: Callable[[], Sequence[Held]], devices: Callable[[], Sequence[Device]]) -> None:
-        """`told`: what the drivers say of all processes; `devices`: those of this machine."""
+    def __init__(
+        self, host: Host, reported: Callable[[], Sequence[Held]], devices: Callable[[], Sequence[Device]]
+    ) -> None:
+        """`reported`: what the drivers say of all processes; `devices`: those of this machine."""
         self._host = host
-        self._told = told
+        self._reported = reported
         self._devices = devices
 
     def held(
         self, pids: Collection[int], devices: Sequence[ReplicaDevice], alone: Collection[ReplicaDevice] = ()
     ) -> tuple[int, ...]:
         """By these processes together, on each of these devices. `alone`: those on which no other of ours is."""
-        told = [*self._told(), *(held for pid in sorted(pids) for held in self._written_by(pid))]
-        return tuple(self._on(device, told, pids, alone=device in alone) for device in devices)
+        reported = [*self._reported(), *(held for pid in sorted(pids) for held in self._written_by(pid))]
+        return tuple(self._on(device, reported, pids, alone=device in alone) for device in devices)
 
-    def _on(self, device: ReplicaDevice, told: Sequence[Held], pids: Collection[int], *, alone: bool) -> int:
-        there = [held for held in told if held.is_on(device)]
+    def _on(self, device: ReplicaDevice, reported: Sequence[Held], pids: Collection[int], *, alone: bool) -> int:
+        there = [held for held in reported if held.is_on(device)]
         own = sum(held.size_bytes for held in there if held.pid in pids)
         if own or not alone or len(there) != 1:
             return own

@@ -58,7 +58,7 @@ class IngressCertificate:
             self._use(leaf)
         except OSError as error:  # ssl.SSLError is one too
             path = self._certificate_path
-            raise FatalError(f"cannot use {path}: {error.strerror}; make room or mend its permissions") from error
+            raise FatalError(f"cannot use {path}: {error.strerror}; free disk space or fix its permissions") from error
         log.info("ingress certificate in use", until=leaf.not_valid_after_utc.isoformat())
 
     def drop(self) -> None:
@@ -105,7 +105,7 @@ def _read_or_make_key(path: Path) -> ec.EllipticCurvePrivateKey:
             return key
         known = load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
-        raise FatalError(f"cannot use {path}: {error.strerror}; make room or mend its permissions") from error
+        raise FatalError(f"cannot use {path}: {error.strerror}; free disk space or fix its permissions") from error
     except (ValueError, TypeError) as error:
         raise FatalError(f"{path} is damaged: remove it, a new key will be made") from error
     if not isinstance(known, ec.EllipticCurvePrivateKey):

@@ -26,16 +26,16 @@ BUFFERED_LINES = 100  # a slower reader misses lines
 
 
 @dataclass(frozen=True)
-class Pace:
+class LogStreamTimeouts:
     ping_s: float = 30.0
     read_s: float = 90.0  # without a pong the follower is gone
     write_s: float = 30.0
 
 
 class LogStreams:
-    def __init__(self, book: LogBook, pace: Pace | None = None) -> None:
+    def __init__(self, book: LogBook, timeouts: LogStreamTimeouts | None = None) -> None:
         self._book = book
-        self._pace = pace or Pace()
+        self._timeouts = timeouts or LogStreamTimeouts()
         self._starting = asyncio.Lock()
         self._folder = ""
         self._runner: web.AppRunner | None = None
@@ -84,17 +84,17 @@ class LogStreams:
         from aiohttp import WSMsgType
 
         ends = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
-        while (await socket.receive(timeout=self._pace.read_s)).type not in ends:
+        while (await socket.receive(timeout=self._timeouts.read_s)).type not in ends:
             pass
 
     async def _ping(self, socket: web.WebSocketResponse) -> None:
         while True:
-            await asyncio.sleep(self._pace.ping_s)
-            async with asyncio.timeout(self._pace.write_s):
+            await asyncio.sleep(self._timeouts.ping_s)
+            async with asyncio.timeout(self._timeouts.write_s):
                 await socket.ping()
 
     async def _send(self, socket: web.WebSocketResponse, frame: object) -> None:
-        async with asyncio.timeout(self._pace.write_s):
+        async with asyncio.timeout(self._timeouts.write_s):
             await socket.send_str(encode(frame).decode())
 
 

@@ -1,10 +1,10 @@
-"""Backends on this machine: installed, fetched aside, switched, rolled back, deleted, listed, checked. Read this first.
+"""Backends on this machine: install, fetch, switch, roll back, delete, list, verify. Read this first.
 
-One backend is worked on by one at a time under any of its names, different ones side by side; equal requests share one
-run, which is given up when the last who waits for it has gone. A version is fetched and unpacked aside and counts only
-once its record is written; making it the current one is a rename. Versions something runs from are never removed.
+Requests for one backend run one after another, under any of its names; requests for different backends run in parallel.
+Equal requests share one run, which is cancelled with its last caller. A version is fetched and unpacked aside and
+exists once its record is written; a rename makes it the current one. A version in use is never removed.
 
-Deciding which build to have is the controller's, or the gallery's; stopping what runs is the supervisor's.
+The controller or the gallery decides which build to install; the supervisor stops processes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from corral.worker.installer.inventory import (
     read_inventory,
 )
 from corral.worker.installer.locks import NameLocks
+from corral.worker.installer.make_runnable import make_runnable
 from corral.worker.installer.names import check_name
 from corral.worker.installer.records import METADATA, Metadata, VersionRecord, write_metadata
 from corral.worker.installer.recover import Recovered, import_flat, recover
 from corral.worker.installer.remove import plan_removal, remove_aside, set_aside
-from corral.worker.installer.requests import Deleted, InstallFolders, InstallRequest
+from corral.worker.installer.requests import InstallFolders, InstallRequest, RemovedBackends
 from corral.worker.installer.sequence import SEQUENCE, Sequence
-from corral.worker.installer.settle import settle
 from corral.worker.system.libraries import SystemLibraries
 from corral.worker.system.packages import PackageManager
 
@@ -62,7 +62,7 @@ class Installer:
         clock: Clock | None = None,
         libraries: SystemLibraries | None = None,
     ) -> None:
-        """`in_use` tells the folders something runs from; `capability` what this machine can do, for shared aliases;
+        """`in_use` returns the folders that processes run from; `capability` that of this machine, for shared aliases;
         `libraries` are those of the system."""
         self._contents = contents
         self._folders = folders
@@ -71,13 +71,13 @@ class Installer:
         self._clock = clock or SystemClock()
         self._locks = NameLocks()
         self._runs: SingleFlight[tuple[str, bytes], Progress, InstalledBackend] = SingleFlight()
-        self._paused: set[str] = set()  # names of what was cancelled to be gone on with
+        self._paused: set[str] = set()  # names of backends whose cancelled download is kept
         self._sequence = Sequence(folders.backends / SEQUENCE)
         self._libraries = libraries or SystemLibraries(PackageManager())
         self.needed_libraries: frozenset[str] = frozenset()  # of all builds, as of the last list
 
     async def start(self) -> Recovered:
-        """Once, before anything else: tidy what a crash left, take in what LocalAI installed."""
+        """Once, before any other call: clean up after a crash, import what LocalAI installed."""
         done = await run_uncancelled(recover, self._folders.backends, self._running(), self._now())
         await run_uncancelled(self._sequence.start)
         for what, names in (("imported", done.imported), ("removed", done.removed), ("finished", done.finished)):
@@ -85,11 +85,11 @@ class Installer:
                 log.info("backends recovered", what=what, names=", ".join(names[:20]), count=len(names))
         return done
 
-    # Looking
+    # Queries
 
     @property
     def sequence(self) -> int:
-        """Rises with each change of what is installed, also from one start to the next."""
+        """Increases with each change of the installed backends, also across restarts."""
         return self._sequence.value
 
     async def inventory(self) -> Inventory:
@@ -106,7 +106,7 @@ class Installer:
         return inventory.rows(problems)
 
     async def find(self, name: str, digest: str = "") -> InstalledBackend | None:
-        """What to run for a name, and from which folder: the current version, or the one known by a digest."""
+        """The build for a name: its current version, or the version with this digest."""
         build = (await self.inventory()).find(name, self._capability())
         if build is None:
             return await run_uncancelled(find_loose_program, name, self._folders.backends, self._folders.system)
@@ -116,19 +116,19 @@ class Installer:
             return None
         return await run_uncancelled(_find_version, self._folder(build.name), digest)
 
-    async def ensure_libraries(self, build: InstalledBackend, tell: OnProgress = ignore_progress) -> None:
-        """Before something is started from it. Raises MissingLibraries."""
+    async def ensure_libraries(self, build: InstalledBackend, on_progress: OnProgress = ignore_progress) -> None:
+        """Check the libraries of a build before a process starts. Raises MissingLibraries."""
 
         def on_install(command: str) -> None:
-            tell(Progress(Phase.RESOLVING, command))
+            on_progress(Progress(Phase.RESOLVING, command))
 
         await self._libraries.ensure(build.name, build.manifest.needs, on_install, directory=build.directory)
 
     async def identity(self, name: str) -> frozenset[str]:
-        """All names under which this backend is known here, to find what runs of it."""
+        """All names of this backend on this machine."""
         return (await self.inventory()).identity(name, self._capability())
 
-    async def check(self, name: str, digest: str = "", tell: OnProgress = ignore_progress) -> Difference:
+    async def check(self, name: str, digest: str = "", on_progress: OnProgress = ignore_progress) -> Difference:
         """Read every file again: what is missing or changed since it was unpacked. Raises NotFound."""
         build = await self.find(name, digest)
         if build is None or build.record is None:
@@ -137,7 +137,7 @@ class Installer:
         before = await run_uncancelled(folder.listing, version)
         if before is None:
             return Difference(missing=(f"the list of files of {version}",))
-        tell(Progress(Phase.VERIFYING, build.name, 0, before.size_bytes))
+        on_progress(Progress(Phase.VERIFYING, build.name, 0, before.size_bytes))
         now = await run_in_thread(lambda stop: list_tree(folder.directory(version), stop, leave_out=(METADATA,)))
         difference = compare_listings(before, now)
         if not difference.is_whole:
@@ -146,38 +146,39 @@ class Installer:
 
     # Changing
 
-    async def install(self, request: InstallRequest, tell: OnProgress = ignore_progress) -> InstalledBackend:
+    async def install(self, request: InstallRequest, on_progress: OnProgress = ignore_progress) -> InstalledBackend:
         """Have the build and make it the current version. Returns at once when it is so already, unless forced.
 
         Raises what `Contents.open` raises. Whatever happens, the version that was current stays whole and current
         until the new one is whole.
         """
 
-        async def work(tell: OnProgress) -> InstalledBackend:
+        async def work(on_progress: OnProgress) -> InstalledBackend:
             async with self._alone(request.names):
-                build = await self._satisfied(request, tell)
+                build = await self._satisfied(request, on_progress)
                 if build is None:
-                    record = await self._obtain(request, tell)
-                    build = await self._switch(request.name, record.id, tell)
+                    record = await self._obtain(request, on_progress)
+                    build = await self._switch(request.name, record.id, on_progress)
                 await self._keep_meta(request, build)
                 return build
 
-        return await self._runs.run(("install", _checked(request).key), work, tell)
+        return await self._runs.run(("install", _checked(request).key), work, on_progress)
 
-    async def fetch_aside(self, request: InstallRequest, tell: OnProgress = ignore_progress) -> InstalledBackend:
-        """An upgrade's first half: the new version is there, whole, and nothing has changed. `switch` is the other."""
+    async def fetch_aside(self, request: InstallRequest, on_progress: OnProgress = ignore_progress) -> InstalledBackend:
+        """The first half of an upgrade: fetch and unpack the new version, change nothing. `switch` is the second
+        half."""
 
-        async def work(tell: OnProgress) -> InstalledBackend:
+        async def work(on_progress: OnProgress) -> InstalledBackend:
             async with self._alone(request.names):
-                record = await self._obtain(request, tell)
+                record = await self._obtain(request, on_progress)
                 await run_uncancelled(self._prune, request.name)
-                await self._changed()  # also what is beside the current one is told
+                await self._changed()  # heartbeats also report versions beside the current one
                 return await run_uncancelled(build_of, self._folder(request.name), record)
 
-        return await self._runs.run(("aside", _checked(request).key), work, tell)
+        return await self._runs.run(("aside", _checked(request).key), work, on_progress)
 
     async def switch(self, name: str, digest: str) -> InstalledBackend:
-        """Make a version that is here the current one. What runs from the old one goes on. Raises NotFound."""
+        """Make an unpacked version the current one. Processes of the old one run on. Raises NotFound."""
         async with self._alone(frozenset({name})):
             folder = await self._installed_folder(name)
             record = await run_uncancelled(folder.find_digest, digest)
@@ -187,7 +188,7 @@ class Installer:
             return await self._switch(folder.name, record.id)
 
     async def rollback(self, name: str, digest: str = "") -> InstalledBackend:
-        """Back to the version before, or to a given one. Raises NotFound where it was not kept."""
+        """Return to the previous version, or to a given one. Raises NotFound if it was not kept."""
         if digest:
             return await self.switch(name, digest)
         async with self._alone(frozenset({name})):
@@ -198,7 +199,7 @@ class Installer:
             return await self._switch(folder.name, record.id)
 
     async def discard(self, name: str, digest: str) -> bool:
-        """Remove a version fetched aside that nobody wants any more. False where it is current, in use or not here."""
+        """Remove a version that was fetched aside. False when it is current, in use or not installed."""
         async with self._alone(frozenset({name})):
             folder = self._folder(name)
             current = await run_uncancelled(folder.current)
@@ -212,27 +213,27 @@ class Installer:
             await self._changed()
             return True
 
-    async def delete(self, name: str) -> Deleted:
-        """Remove a backend and its names. Raises NotFound, Denied for one that came with the system, Conflict while
-        something runs from it: whoever asks stops that first."""
+    async def delete(self, name: str) -> RemovedBackends:
+        """Remove a backend and its names. Raises NotFound, Denied for a backend of the system, Conflict while a process
+        runs from it: the caller stops those first."""
         async with self._alone(frozenset({name})):
             inventory = await self.inventory()
             build = inventory.find(name, self._capability())
             if build is None and name not in inventory.metas:
                 raise NotFound(f"backend not found: {name}")
             if build is not None and build.is_system:
-                raise Denied(f"{build.name} came with the system and is not ours to delete")
+                raise Denied(f"{build.name} came with the system and cannot be deleted")
             gone = plan_removal(inventory, name, build)
             await run_uncancelled(remove_aside, self._folders.backends, gone)
-            # Not in a thread: between the look at what runs and the rename nothing can be started from it.
+            # Not in a thread: no process can start between the check and the rename.
             set_aside(self._folders.backends, gone, self._running())
             await run_uncancelled(remove_aside, self._folders.backends, gone)
             await self._changed()
             log.info("backend deleted", backend=name, names=", ".join(gone))
-            return Deleted(gone)
+            return RemovedBackends(gone)
 
-    def keep_what_came(self, name: str) -> None:
-        """Called before what fetches for this backend is cancelled: the next request for it goes on from there."""
+    def keep_download(self, name: str) -> None:
+        """Called before a request for this backend is cancelled: the next one resumes its download."""
         self._paused.add(name)
 
     def _is_paused(self, request: InstallRequest) -> bool:
@@ -240,9 +241,9 @@ class Installer:
 
     # One build
 
-    async def _satisfied(self, request: InstallRequest, tell: OnProgress) -> InstalledBackend | None:
-        """What is here and is all that was asked for."""
-        # Somebody may have put a folder of LocalAI's there since we started.
+    async def _satisfied(self, request: InstallRequest, on_progress: OnProgress) -> InstalledBackend | None:
+        """The installed build, if it satisfies the request."""
+        # LocalAI may have installed a backend here since the worker started.
         await run_uncancelled(import_flat, self._folders.backends, request.name, self._running(), self._now())
         if request.force:
             return None
@@ -256,36 +257,36 @@ class Installer:
         if build is not None and build.record is not None and build.record.id == record.id:
             await self._describe(folder, record, request)
             return await run_uncancelled(read_build, folder)
-        _tell_switch(request.name, tell)
+        _report_switch(request.name, on_progress)
         await self._describe(folder, record, request)
-        return await self._switch(request.name, record.id, tell)
+        return await self._switch(request.name, record.id, on_progress)
 
-    async def _obtain(self, request: InstallRequest, tell: OnProgress) -> VersionRecord:
-        """A whole version of what was asked for, from the first source that has it."""
+    async def _obtain(self, request: InstallRequest, on_progress: OnProgress) -> VersionRecord:
+        """A complete version of the requested build, from the first source that works."""
         folder = self._folder(request.name)
         if request.digest and not request.force:
             record = await run_uncancelled(folder.find_digest, request.digest)
             if record is not None:
                 return await self._describe(folder, record, request)
-        tell(Progress(Phase.RESOLVING, request.name))
-        if request.manifest is not None:  # before a byte is fetched of what could not run
+        on_progress(Progress(Phase.RESOLVING, request.name))
+        if request.manifest is not None:  # before the download of a build that could not run
             await self._libraries.ensure(
-                request.name, request.manifest.needs, lambda command: tell(Progress(Phase.RESOLVING, command))
+                request.name, request.manifest.needs, lambda command: on_progress(Progress(Phase.RESOLVING, command))
             )
         self._paused -= request.names
         failures: list[CorralError] = []
         for source in request.sources:
             try:
-                async with self._contents.open(source, tell, keep=lambda: self._is_paused(request)) as opened:
-                    record = await self._from(opened, request, tell)
+                async with self._contents.open(source, on_progress, keep=lambda: self._is_paused(request)) as opened:
+                    record = await self._from(opened, request, on_progress)
                 self._contents.discard(opened)  # after it is let go: unpacked, the packed form is not needed
                 return record
             except CorralError as error:
                 failures.append(error)
                 log.warning("a source failed", backend=request.name, uri=source.uri, error=error.message)
-        raise _told(failures, request)
+        raise _combined_error(failures, request)
 
-    async def _from(self, opened: OpenedSource, request: InstallRequest, tell: OnProgress) -> VersionRecord:
+    async def _from(self, opened: OpenedSource, request: InstallRequest, on_progress: OnProgress) -> VersionRecord:
         if request.digest and opened.digest != request.digest:
             raise WrongDigest(f"{opened.source.uri} is {opened.digest}, not {request.digest}")
         folder = self._folder(request.name)
@@ -294,17 +295,17 @@ class Installer:
                 # The same files under another name (an index was rebuilt around them): nothing to fetch.
                 if record.content_digest == opened.content_digest and record.manifest == request.manifest:
                     return await self._describe(folder, record, request, opened)
-        return await self._build(folder, opened, request, tell)
+        return await self._build(folder, opened, request, on_progress)
 
     async def _build(
-        self, folder: BackendFolder, opened: OpenedSource, request: InstallRequest, tell: OnProgress
+        self, folder: BackendFolder, opened: OpenedSource, request: InstallRequest, on_progress: OnProgress
     ) -> VersionRecord:
-        """Fetch and unpack into the version's own folder, where it stays. Whatever interrupts this leaves nothing."""
+        """Fetch and unpack into the version's final folder. An interruption leaves nothing behind."""
         version = await run_uncancelled(folder.begin, opened.content_digest)
         directory = folder.directory(version)
         try:
-            await opened.write_to(directory, tell)
-            await run_uncancelled(settle, directory, request.manifest)
+            await opened.write_to(directory, on_progress)
+            await run_uncancelled(make_runnable, directory, request.manifest)
             listing = await run_in_thread(lambda stop: list_tree(directory, stop, leave_out=(METADATA,)))
             metadata = self._metadata(request, opened.source, opened.digest)
             before = await run_uncancelled(folder.current)
@@ -330,7 +331,7 @@ class Installer:
     async def _describe(
         self, folder: BackendFolder, record: VersionRecord, request: InstallRequest, opened: OpenedSource | None = None
     ) -> VersionRecord:
-        """A version that is here already, as this order calls it."""
+        """Describe an unpacked version by the digest, version and alias of this request."""
         digest = opened.digest if opened is not None else request.digest
         metadata = self._metadata(request, opened.source if opened is not None else None, digest)
         described = await run_uncancelled(folder.describe, record, digest, metadata, direct=_is_direct(request))
@@ -338,8 +339,8 @@ class Installer:
             await self._changed()
         return described
 
-    async def _switch(self, name: str, version: str, tell: OnProgress = ignore_progress) -> InstalledBackend:
-        _tell_switch(name, tell)
+    async def _switch(self, name: str, version: str, on_progress: OnProgress = ignore_progress) -> InstalledBackend:
+        _report_switch(name, on_progress)
         folder = self._folder(name)
         await run_uncancelled(folder.switch, version, self._now())
         await run_uncancelled(self._prune, name)
@@ -351,7 +352,7 @@ class Installer:
         return build
 
     async def _keep_meta(self, request: InstallRequest, build: InstalledBackend) -> None:
-        """The meta's own folder: its name, and which build it stands for."""
+        """Write the folder of a meta backend: its name, and the build it stands for."""
         name = request.asked_as
         if not name or name == request.name or await run_uncancelled(self._folder(name).exists):
             return
@@ -379,7 +380,7 @@ class Installer:
             digest=digest,
         )
 
-    # Small things
+    # Helpers
 
     @contextlib.asynccontextmanager
     async def _alone(self, names: frozenset[str]) -> AsyncIterator[None]:
@@ -419,21 +420,21 @@ class Installer:
         return self._clock.now().astimezone().isoformat(timespec="milliseconds")
 
 
-def _tell_switch(name: str, tell: OnProgress) -> None:
-    """Everything is on the disk. A failure from here on is one of the switch, and stops a rollout."""
-    tell(Progress(Phase.STARTING, name))
+def _report_switch(name: str, on_progress: OnProgress) -> None:
+    """All files are on the disk: a failure from here on is a failed switch, which stops a rollout."""
+    on_progress(Progress(Phase.STARTING, name))
 
 
 def _checked(request: InstallRequest) -> InstallRequest:
     for name in request.names:
         check_name(name)
     if not request.sources:
-        raise Invalid(f"nobody says where {request.name} comes from")
+        raise Invalid(f"the request for {request.name} names no source")
     return request
 
 
-def _told(failures: list[CorralError], request: InstallRequest) -> CorralError:
-    """One error for all sources. Where trying again may help with one of them, it is that one's."""
+def _combined_error(failures: list[CorralError], request: InstallRequest) -> CorralError:
+    """One error for all sources; a retryable one if there is one."""
     best = next((error for error in failures if not is_final(error)), failures[0])
     if len(failures) > 1:
         best.message = "; ".join(dict.fromkeys(error.message for error in failures))

@@ -1,5 +1,5 @@
-"""Work on one backend is serial under any of its names; work on different ones is not held up. First come, first
-served."""
+"""Locks by name: work on one backend is serial under any of its names, work on different ones is parallel. First come,
+first served."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from collections.abc import AsyncIterator
 
 class NameLocks:
     def __init__(self) -> None:
-        self._line: list[tuple[frozenset[str], asyncio.Event]] = []
+        self._queue: list[tuple[frozenset[str], asyncio.Event]] = []
 
     @contextlib.asynccontextmanager
     async def hold(self, names: frozenset[str]) -> AsyncIterator[None]:
-        """Nobody else who shares a name works until this ends."""
+        """Hold these names: other holders that share a name wait until the block ends."""
         place = (names, asyncio.Event())
-        self._line.append(place)
+        self._queue.append(place)
         try:
-            self._let_in()
+            self._admit()
             await place[1].wait()
             yield
         finally:
-            self._line.remove(place)
-            self._let_in()
+            self._queue.remove(place)
+            self._admit()
 
-    def _let_in(self) -> None:
-        """Everybody with whom nobody further ahead in the line shares a name."""
+    def _admit(self) -> None:
+        """Admit every waiter that shares no name with one further ahead in the queue."""
         ahead: set[str] = set()
-        for names, turn in self._line:
+        for names, turn in self._queue:
             if ahead.isdisjoint(names):
                 turn.set()
             ahead |= names

@@ -39,7 +39,8 @@ T = TypeVar("T")
 
 
 class Window(Generic[T]):
-    """The first after a quiet window goes out at once; what follows within it waits as one, the latest."""
+    """The first event after an empty window is sent at once; of those within the window only the latest is sent, at its
+    end."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
@@ -67,8 +68,8 @@ class Window(Generic[T]):
         return event
 
 
-def never_back(before: Progress | None, now: Progress) -> Progress:
-    """A second source, or a transfer that starts over, must not move anybody's bar backwards within one attempt."""
+def forward_only(before: Progress | None, now: Progress) -> Progress:
+    """Progress never goes back within one attempt, also when a second source is tried or a transfer restarts."""
     if before is None or ORDER.index(now.phase) > ORDER.index(before.phase):
         return now
     if now.phase != before.phase:
@@ -100,8 +101,8 @@ class PhaseScale:
 
 
 @dataclass(frozen=True)
-class OrderName:
-    """Whose progress it is. Without `op_id` nobody listens."""
+class ProgressSubject:
+    """What the progress belongs to. Without `op_id` it is not published."""
 
     op_id: str
     node_id: str
@@ -110,11 +111,11 @@ class OrderName:
 
 
 class ProgressPublisher:
-    """Give `tell` to the installer; `async with` it around the work, so that the last event is out before the reply."""
+    """Pass `tell` to the installer, and wrap the work in `async with`: the last event is sent before the reply."""
 
     def __init__(
         self,
-        order: OrderName,
+        order: ProgressSubject,
         publish: Callable[[InstallProgress], Awaitable[None]],
         clock: Clock,
         *,
@@ -122,8 +123,8 @@ class ProgressPublisher:
         window_s: float = WINDOW_S,
         flush_timeout_s: float = FLUSH_TIMEOUT_S,
     ) -> None:
-        """`after_seq`: events are numbered from there. The same attempt may be sent again to a worker that died over
-        it, and nobody must take what the new one says for older than what the dead one said."""
+        """`after_seq`: the number before the first event's. The same attempt may be sent again to a restarted worker,
+        whose events must have higher numbers than those of the worker before."""
         self._order = order
         self._flush_timeout_s = flush_timeout_s
         self._publish = publish
@@ -132,7 +133,7 @@ class ProgressPublisher:
         self._last: Progress | None = None
         self._scale = PhaseScale()  # never back: a LocalAI controller shows the latest event as it is
         self._seq = after_seq
-        # Two places, the second for the latest: a bus that is slow gets no backlog of what is long past.
+        # At most two events, the second is the latest: a slow bus gets no backlog of old events.
         self._outgoing: list[InstallProgress] = []
         self._wake = asyncio.Event()
         self._over = False
@@ -141,12 +142,12 @@ class ProgressPublisher:
 
     @property
     def phase(self) -> str:
-        """The last one told: a failure's result says in which it happened."""
+        """The last phase: the result of a failed order names it."""
         return self._last.phase if self._last is not None else ""
 
     def tell(self, progress: Progress) -> None:
-        """Never waits: an event nobody can be told now is one of many."""
-        self._last = never_back(self._last, progress)
+        """Never waits: an event that cannot be sent is followed by others."""
+        self._last = forward_only(self._last, progress)
         if self._sender is None:
             return
         now_s = self._clock.monotonic()
@@ -161,7 +162,7 @@ class ProgressPublisher:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Success or not, cancelled or not: what is pending goes out, and then nothing more."""
+        """Send the pending event, also after an error or a cancellation, and no more after it."""
         if self._sender is None:
             return
         self._close_window()

@@ -1,6 +1,6 @@
-"""After a start: tidy what a crash left, finish what it interrupted, take in what LocalAI installed. Blocking.
+"""After a start: clean up after a crash, finish interrupted steps, import what LocalAI installed. Blocking.
 
-Nothing that was whole before is touched; nothing that was not whole ever looks so.
+Complete versions are not touched; an incomplete version never looks complete.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Recovered:
 
 
 def recover(backends: Path, in_use: Collection[Path], now: str) -> Recovered:
-    """One backend that cannot be recovered does not keep the others from it."""
+    """Recover every backend; an error in one does not affect the others."""
     done = Recovered()
     backends.mkdir(parents=True, exist_ok=True)
     _restore_swaps(backends, done)
@@ -51,7 +51,7 @@ def recover(backends: Path, in_use: Collection[Path], now: str) -> Recovered:
         try:
             _recover_entry(backends, path, in_use, now, done)
         except (OSError, CorralError) as error:
-            log.error("a backend's folder could not be tidied", folder=str(path), reason=str(error))
+            log.error("folder of a backend could not be recovered", folder=str(path), reason=str(error))
     return done
 
 

@@ -1,4 +1,4 @@
-"""What the installer is asked for, and what it answers."""
+"""Requests to the installer and their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from corral.worker.installer.names import check_name
 
 
 class InstallRequest(Message, frozen=True):
-    """One build to have. Resolved: which build, and where it comes from, is no longer a question."""
+    """A resolved request for one build: its name and its sources are known."""
 
     name: str = always(str)  # of the build: the folder's name
     sources: tuple[Source, ...] = ()  # alternatives for the same content, best first
@@ -28,7 +28,7 @@ class InstallRequest(Message, frozen=True):
 
     @property
     def key(self) -> bytes:
-        """Equal ones are the same work."""
+        """Equal requests share one run."""
         return encode(self)
 
     @property
@@ -37,7 +37,7 @@ class InstallRequest(Message, frozen=True):
 
 
 def request_of(order: InstallBackend | UpgradeBackend) -> InstallRequest:
-    """An order that came resolved, from a Corral controller. Raises Invalid for one that did not."""
+    """The request of an order that a Corral controller has resolved. Raises Invalid for another order."""
     if not order.sources:
         raise Invalid(f"the order for {order.backend} names no source")
     name = order.variant or order.name or order.backend
@@ -55,8 +55,8 @@ def request_of(order: InstallBackend | UpgradeBackend) -> InstallRequest:
 
 
 @dataclass(frozen=True)
-class Deleted:
-    """What is gone now."""
+class RemovedBackends:
+    """The names that were removed."""
 
     names: tuple[str, ...]
 

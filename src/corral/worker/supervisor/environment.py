@@ -1,7 +1,7 @@
-"""What a backend finds in its environment. Pure.
+"""The environment variables of a backend. Pure.
 
-Backends are foreign code. Of the worker's own environment they get what is on a list, never what is not on a black
-list; and nothing of that which looks like a secret. What a manifest or a model's definition sets is passed as it is.
+Backends are foreign code. From the worker's environment they get variables of an allow list, except those that look
+like a secret. Variables of a manifest or a model's definition are passed as they are.
 """
 
 from __future__ import annotations

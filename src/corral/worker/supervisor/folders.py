@@ -1,4 +1,4 @@
-"""The folders of processes, one each: made, given up, swept. What the files in them mean, `shim.py` says.
+"""One folder for each process: create, close, clean up. `shim.py` explains the files in it.
 
 <process_id>/  spec.json  state.json  ready.json  exit.json  lock  socket  log/00000001 …
 """
@@ -30,18 +30,18 @@ def check_process_id(process_id: str) -> None:
 
 
 def make_folder(root: Path, process_id: str, record: Record) -> Path:
-    """Raises Conflict: an id names one process for ever."""
+    """Raises Conflict: an id is never used for a second process."""
     folder = root / process_id
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        raise Conflict(f"there has been a process {process_id} before") from None
+        raise Conflict(f"a process {process_id} existed before") from None
     record.write(folder)
     return folder
 
 
 def mark_ready(folder: Path, ready_at: str) -> None:
-    with contextlib.suppress(OSError):  # a full disk costs an adoption, not the process
+    with contextlib.suppress(OSError):  # on a full disk the process cannot be adopted later, but runs
         write_atomically(folder / _READY, encode({"ready_at": ready_at}), mode=0o600)
 
 
@@ -53,7 +53,7 @@ def ready_at(folder: Path) -> str | None:
 
 
 def list_folders(root: Path) -> list[Path]:
-    """Those that are ours: real folders of our own user that nobody else can enter."""
+    """Folders of this user that no other user can enter; links are ignored."""
     make_private_folder(root)
     return sorted(path for path in root.iterdir() if _is_ours(path))
 
@@ -64,8 +64,8 @@ def _is_ours(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def nobody_there(folder: Path) -> Iterator[bool]:
-    """True when no shim lives in the folder, and none can begin to while we look; False when one does."""
+def locked_if_ended(folder: Path) -> Iterator[bool]:
+    """True when no shim uses the folder, and none can start while the block runs; False when one does."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -79,7 +79,8 @@ def nobody_there(folder: Path) -> Iterator[bool]:
 
 
 def give_up(folder: Path) -> Exit:
-    """Say that this process is over, if nobody has: a shim that starts late sees it and ends. Under the lock only."""
+    """Record that the process has ended, unless that is recorded: a shim that starts late sees it and exits. Needs the
+    folder's lock."""
     how = Exit.read(folder)
     if how is None:
         how = Exit(lost=True)
@@ -88,7 +89,7 @@ def give_up(folder: Path) -> Exit:
 
 
 def sweep(root: Path, keep: int) -> None:
-    """Remove ended processes' folders, but for the last few of each key: their logs say why they ended."""
+    """Remove the folders of ended processes, except the last few of each key, whose logs tell why they ended."""
     ended: dict[str, list[tuple[float, Path]]] = {}
     for folder in list_folders(root):
         try:

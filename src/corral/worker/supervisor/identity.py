@@ -1,4 +1,4 @@
-"""Which process is which, so that a number the machine has given to somebody else is never taken for one of ours."""
+"""Identifies processes by id, start time and boot, as the kernel gives an id to another process later."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _LISTEN = "0A"  # as /proc/net/tcp writes it
 
 
 class Identity(Message, frozen=True, kw_only=True):
-    """`state.json`, and what the shim says of itself. A process id alone names nothing: with the time it started and
-    the boot it belongs to, it does."""
+    """`state.json`, and the shim's first message. A process id is unique only together with start time and boot."""
 
     process_id: str = always(str)
     boot_id: str = always(str)
@@ -34,9 +33,9 @@ class Identity(Message, frozen=True, kw_only=True):
             return None
 
 
-def why_not_this(identity: Identity) -> str | None:
-    """Why what runs under these numbers is not what they stood for; None when it is. A backend that has just ended is
-    still itself: its shim will say so in a moment."""
+def mismatch_reason(identity: Identity) -> str | None:
+    """Why the processes with these ids are other ones; None when they are the same. A backend that has just ended
+    counts as the same: its shim reports the end in a moment."""
     if identity.boot_id != boot_id():
         return "it is of another boot of this machine"
     if start_time(identity.shim_pid) != identity.shim_start:
@@ -46,15 +45,15 @@ def why_not_this(identity: Identity) -> str | None:
     return None
 
 
-def is_over(identity: Identity) -> bool:
-    """Whether the backend has ended, asked of the kernel: its shim may not have come round to say so. Where that would
-    take a program (macOS) its word is waited for."""
+def has_ended(identity: Identity) -> bool:
+    """Whether the backend has ended according to the kernel: its shim may not have reported it yet. On macOS, where
+    this needs another program, only the shim's report counts."""
     return LINUX and start_time(identity.pid) != identity.start
 
 
 def leftovers(identity: Identity) -> list[int]:
-    """What is left in the session of a shim that was killed. As long as anybody is in there its number is not given
-    away, so a leader under that number that started at another time means that nobody of ours is left."""
+    """Processes in the session of a shim that was killed. The kernel does not reuse the session's id while the session
+    has processes, so a leader with another start time means that none of ours is left."""
     if identity.boot_id != boot_id() or identity.shim_pid <= 1:
         return []
     if start_time(identity.shim_pid) not in ("", identity.shim_start):
@@ -78,8 +77,8 @@ def _session(pid: int) -> int:
 
 
 def listens_elsewhere(port: int, shim_pid: int) -> bool:
-    """Whether somebody who is no child of the shim listens on the port. Only where the machine lets us know for sure:
-    a backend in a container of its own, or another system than Linux, is believed."""
+    """Whether a process that is no child of the shim listens on the port. False where that cannot be determined: for a
+    backend in a container of its own, and on systems other than Linux."""
     inodes = _listening_inodes(port)
     if not inodes:
         return False

@@ -1,4 +1,4 @@
-"""From what is wanted to what is run: words, environment, user. Looks at the disk, starts nothing."""
+"""From a process spec to a command: arguments, environment, user. Reads the disk, starts no process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corral.kit.errors import Failed, Invalid
 from corral.worker.settings.processes import ProcessSettings
 from corral.worker.supervisor.environment import PYTHON, TOKEN, device_list, inherit, visible_devices
 from corral.worker.supervisor.spec import LOOPBACK, ProcessSpec, ShimRun
-from corral.worker.system.users import BackendUser, User, find_shut, find_user
+from corral.worker.system.users import BackendUser, User, find_closed_folder, find_user
 
 _CACHES = ("HF_HOME", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
 
@@ -30,7 +30,7 @@ def plan_run(
     *,
     backend_user: BackendUser,
 ) -> ShimRun:
-    """Raises Failed for a command that is not there, Invalid for one that cannot be."""
+    """Raises Failed for a command that does not exist, Invalid for an impossible one."""
     values = Placeholders(
         **{name: value for name, value in spec.words.items() if name in FROM_DEFINITION},
         host=spec.listen_host,
@@ -60,7 +60,7 @@ def plan_run(
     env |= fill_environment(spec.manifest.env, values)
     env |= visible_devices(spec.devices)
     env |= spec.env
-    env[TOKEN] = token  # last: nobody may set it to what others know
+    env[TOKEN] = token  # last: neither manifest nor definition may set it
     program = find_program(words[0], directory, env.get("PATH", os.defpath))
     if user is not None and program == sys.executable:
         _check_own_python(spec.backend, user)
@@ -109,10 +109,10 @@ def find_program(word: str, directory: Path, path: str) -> str:
 def _check_own_python(backend: str, user: User) -> None:
     """Raises Failed where the worker's interpreter, or what is installed for it, cannot be reached by this user."""
     for place in (Path(sys.executable).parent, Path(corral.__file__).parent):
-        if (shut := find_shut(place, user)) is not None:
+        if (closed := find_closed_folder(place, user)) is not None:
             raise Failed(
                 f"{backend} runs with the worker's own Python, and user {user.uid}, which backends run as, cannot "
-                f"enter {shut}: install Corral elsewhere (in /opt, say), or open that folder (chmod o+x {shut}), or "
+                f"enter {closed}: install Corral elsewhere (in /opt), or open that folder (chmod o+x {closed}), or "
                 "start the worker with --backend-user root if you trust this backend"
             )
 

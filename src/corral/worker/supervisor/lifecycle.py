@@ -1,4 +1,4 @@
-"""The life of one process, from its start to its end, and again.
+"""The lifecycle of one process: start, wait until ready, watch, restart.
 
 `ProcessLifecycle.keep` is one task per process. It changes the row it keeps, and nothing else; `supervisor.py` decides
 that there is a row, and when it should go.
@@ -25,11 +25,11 @@ from corral.worker.supervisor import folders
 from corral.worker.supervisor.launch import is_port_free, plan_run
 from corral.worker.supervisor.link import ShimLink, spawn_shim
 from corral.worker.supervisor.logs import LogBook
-from corral.worker.supervisor.ports import PortBook
+from corral.worker.supervisor.ports import PortAllocator
 from corral.worker.supervisor.process import BackendProcess
 from corral.worker.supervisor.readiness import StartFailed, load, start_failed, wait_until_ready
 from corral.worker.supervisor.spec import ProcessSpec, Record
-from corral.worker.supervisor.states import GiveUp, Happened, RestartIn, decide_restart
+from corral.worker.supervisor.states import GiveUp, ProcessEvent, RestartIn, decide_restart
 from corral.worker.supervisor.table import Entry, Table
 from corral.worker.system.libraries import explain_missing, libraries_named_in, packages_for
 from corral.worker.system.packages import PackageManager
@@ -44,7 +44,7 @@ class ProcessLifecycle:
         settings: ProcessSettings,
         folder: Path,
         table: Table,
-        ports: PortBook,
+        ports: PortAllocator,
         logs: LogBook,
         *,
         user: BackendUser,
@@ -67,7 +67,8 @@ class ProcessLifecycle:
         self._on_change = on_change
 
     async def keep(self, entry: Entry, *, runs: bool = False) -> None:
-        """Until somebody wants it gone, or it failed for good. `runs`: it is up already, by adoption."""
+        """Keep the process running until it is stopped or has failed for good. `runs`: it was adopted and runs
+        already."""
         try:
             while True:
                 error = None if runs else await self._bring_up(entry)
@@ -75,11 +76,11 @@ class ProcessLifecycle:
                 if error is None and not entry.leave.is_set():
                     error = await self._wait_for_end(entry)
                 if error is None or entry.leave.is_set():
-                    return  # whoever wants it gone sees to the rest
+                    return  # `Supervisor.stop` does the rest
                 if not await self._comes_back(entry, error):
                     return
         except Exception as error:
-            log.exception("keeping a process failed", key=entry.key, process=entry.process_id)
+            log.exception("watching a process failed", key=entry.key, process=entry.process_id)
             if entry.leave.is_set():
                 return
             entry.state = ReplicaState.FAILED
@@ -88,19 +89,19 @@ class ProcessLifecycle:
             self._on_change()
 
     def watch(self, entry: Entry, folder: Path, link: ShimLink) -> BackendProcess:
-        """Listen to a shim, for the rest of the process's life."""
+        """Watch the shim until the process ends."""
         process = BackendProcess(folder, link, lambda lines: self._logs.append(entry.key, lines))
         entry.process = process
         self._begin(process.watch())
         return process
 
     async def take_down(self, entry: Entry) -> None:
-        """Whatever is left of it goes, at once; its port rests only when it is gone."""
+        """Kill what is left of the process; its port is released when it has ended."""
         process = entry.process
         if process is not None and not process.ended.done():
             process.kill()
             if await process.wait(self._settings.backend_kill_wait_s) is None:
-                log.error("a killed process is still there", key=entry.key, process=entry.process_id)
+                log.error("a killed process still runs", key=entry.key, process=entry.process_id)
                 return
         self.release(entry)
 
@@ -110,20 +111,20 @@ class ProcessLifecycle:
             entry.port = 0
 
     async def _bring_up(self, entry: Entry) -> CorralError | None:
-        """None when it serves, or when it should leave before it did."""
+        """Start the process. None when it serves, or when it was stopped before."""
         began = time.monotonic()
         try:
-            # Not given up halfway: a shim that was started and forgotten would be nobody's.
+            # Not cancelled halfway: nobody would watch the shim.
             process = await self._start(entry)
             await run_until(entry.leave, self._await_ready(entry, process))
         except CorralError as failure:
-            error = explained(failure, entry.spec)
+            error = with_missing_libraries(failure, entry.spec)
             if not entry.leave.is_set():
                 log.warning("process did not start", key=entry.key, process=entry.process_id, error=error.message)
                 await self.take_down(entry)
             return error
         if not entry.leave.is_set():
-            entry.move(Happened.ANSWERED)
+            entry.move(ProcessEvent.ANSWERED)
             entry.ready_since = time.monotonic()
             entry.error = ""
             entry.answered()
@@ -141,10 +142,12 @@ class ProcessLifecycle:
         taken = self._ports.take(spec.key, now, lambda port: is_port_free(port, spec.listen_host))
         entry.port = taken.port
         if taken.stolen_from:
-            log.warning("a port changes hands", port=taken.port, had=taken.stolen_from, has=spec.key)
+            log.warning(
+                "a port that another key used lately is reused", port=taken.port, had=taken.stolen_from, has=spec.key
+            )
         try:
             if await asyncio.to_thread((self._folder / entry.process_id).exists):
-                self._table.rename(entry, new_process_id())  # the order is repeated, the process of then is over
+                self._table.rename(entry, new_process_id())  # a repeated order, whose first process has ended
             folder = await asyncio.to_thread(self._prepare, entry)
             log.info("process starts", key=entry.key, process=entry.process_id, port=entry.port, backend=spec.backend)
             await spawn_shim(folder, timeout_s=self._settings.backend_shim_timeout_s)
@@ -178,7 +181,7 @@ class ProcessLifecycle:
         return folders.make_folder(self._folder, entry.process_id, record)
 
     def _is_ours(self, directory: str) -> bool:
-        """Not one that came with the system."""
+        """Whether the build is in the worker's own folder, not one of the system."""
         return self._builds is not None and Path(directory).is_relative_to(self._builds)
 
     async def _greet(self, folder: Path) -> ShimLink:
@@ -192,11 +195,11 @@ class ProcessLifecycle:
         await wait_until_ready(process, entry.spec, entry.endpoint, self._settings)
         await load(process, entry.spec, entry.endpoint)
         entry.ready_at = _rfc3339(self._clock.now())
-        # Before anybody is told: a worker that dies right after it said so must find it again.
+        # Before the start is reported: a worker that dies right after the report must adopt the process.
         await asyncio.to_thread(folders.mark_ready, process.folder, entry.ready_at)
 
     async def _wait_for_end(self, entry: Entry) -> CorralError | None:
-        """Why it ended; None when somebody wanted it gone first."""
+        """Why the process ended; None when it was stopped."""
         process = entry.process
         assert process is not None
         leaving = asyncio.ensure_future(entry.leave.wait())
@@ -209,12 +212,12 @@ class ProcessLifecycle:
         how = process.ended.result()
         log.warning("process ended", key=entry.key, process=entry.process_id, how=str(how))
         self.release(entry)
-        return explained(start_failed(f"{entry.backend} {how}", process), entry.spec)
+        return with_missing_libraries(start_failed(f"{entry.backend} {how}", process), entry.spec)
 
     async def _comes_back(self, entry: Entry, error: CorralError) -> bool:
-        """Wait for the next attempt. False when there is none."""
+        """Wait until the next start. False when there is none."""
         if entry.ready_since == 0.0 and entry.restarts == 0:
-            entry.move(Happened.NEVER_RAN)
+            entry.move(ProcessEvent.NEVER_RAN)
             self._table.drop(entry)
             entry.failed(error)
             self._on_change()
@@ -223,14 +226,14 @@ class ProcessLifecycle:
         match decide_restart(entry.spec.restart, failures=entry.failures, ran_s=ran_s):
             case GiveUp(failures):
                 entry.failures = failures
-                entry.move(Happened.GIVEN_UP)
+                entry.move(ProcessEvent.GIVEN_UP)
                 entry.failed(error)
                 self._on_change()
                 log.error("process failed for good", key=entry.key, failures=failures)
                 return False
             case RestartIn(seconds, failures):
                 entry.failures = failures
-                entry.move(Happened.ENDED)
+                entry.move(ProcessEvent.ENDED)
                 entry.failed(error)
                 entry.answer = asyncio.get_running_loop().create_future()
                 self._on_change()
@@ -247,15 +250,16 @@ class ProcessLifecycle:
                 waiting.cancel()
         if entry.leave.is_set():
             return False
-        entry.move(Happened.AGAIN)
+        entry.move(ProcessEvent.AGAIN)
         entry.restarts += 1
         self._table.rename(entry, new_process_id())
         self._on_change()
         return True
 
 
-def explained(error: CorralError, spec: ProcessSpec) -> CorralError:
-    """What a process died of is in its last lines; a missing library is said first, with the command that brings it."""
+def with_missing_libraries(error: CorralError, spec: ProcessSpec) -> CorralError:
+    """If the last lines of a process name a missing library, begin the error with it and the command that installs
+    it."""
     libraries = libraries_named_in(error.message.splitlines())
     if not isinstance(error, StartFailed) or not libraries:
         return error

@@ -1,4 +1,4 @@
-"""The worker's end of a shim's socket, and how a shim is brought to life."""
+"""The worker's connection to a shim, and how a shim is started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PIECE = 64 * 1024
 
 
 class ShimLink:
-    """One connection to a shim that has said who it is."""
+    """One connection to a shim that has identified itself."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -37,10 +37,10 @@ class ShimLink:
 
     @staticmethod
     async def open(folder: Path, *, timeout_s: float) -> ShimLink:
-        """Raises Failed when nobody answers there, or somebody else than it says."""
+        """Raises Failed when no shim answers, or another process than the shim."""
         try:
             async with asyncio.timeout(timeout_s):
-                with _within_reach(folder) as path:
+                with _short_path(folder) as path:
                     link = ShimLink(*await asyncio.open_unix_connection(path))
                 try:
                     await link._greet(folder.name)
@@ -52,7 +52,7 @@ class ShimLink:
             raise Failed(f"the shim of {folder.name} does not answer: {error!r}") from error
 
     async def _greet(self, name: str) -> None:
-        first, *self._ahead = await self.words() or [{}]
+        first, *self._ahead = await self.messages() or [{}]
         try:
             self.identity = msgspec.convert(first.get("hello"), Identity)
         except msgspec.ValidationError as error:
@@ -61,8 +61,8 @@ class ShimLink:
         if peer not in (None, self.identity.shim_pid):
             raise Failed(f"process {peer} answers in place of the shim {self.identity.shim_pid} of {name}")
 
-    async def words(self) -> list[dict[str, Any]]:
-        """What was said since the last time: a burst comes as one list. Empty when the shim is gone."""
+    async def messages(self) -> list[dict[str, Any]]:
+        """Messages since the last call; several at once come as one list. Empty when the shim has ended."""
         if self._ahead:
             ahead, self._ahead = self._ahead, []
             return ahead
@@ -78,7 +78,7 @@ class ShimLink:
                 return [_word(line) for line in lines]
 
     def order(self, **what: object) -> None:
-        """Not awaited: a shim that is gone has nothing to obey, and `words` tells that it is."""
+        """Send an order. Not awaited: `messages` notices when the shim has ended."""
         if not self._writer.is_closing():
             self._writer.write(msgspec.json.encode(what) + b"\n")
 
@@ -95,7 +95,7 @@ def _word(line: bytes) -> dict[str, Any]:
 
 
 def _peer_pid(sock: socket.socket) -> int | None:
-    """Whom the kernel says we talk to, where it does."""
+    """The process at the other end according to the kernel; None where that is not available."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -103,8 +103,8 @@ def _peer_pid(sock: socket.socket) -> int | None:
 
 
 @contextlib.contextmanager
-def _within_reach(folder: Path) -> Iterator[str]:
-    """The socket by a path that is short enough: the kernel takes about a hundred bytes, data folders may be deeper."""
+def _short_path(folder: Path) -> Iterator[str]:
+    """A short path of the socket: the kernel allows about a hundred bytes, and the folder's path may be longer."""
     if sys.platform == "linux":
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -119,21 +119,21 @@ def _within_reach(folder: Path) -> Iterator[str]:
 
 async def spawn_shim(folder: Path, *, timeout_s: float) -> int:
     """Start the shim of a folder that holds its `spec.json`; returns its process id when its socket answers. It is our
-    child, so that we bury it, and in a session of its own, so that nothing meant for us reaches it."""
-    heard, ready = os.pipe()
+    child, so that we reap it, and in a session of its own, so that nothing meant for us reaches it."""
+    waiting, ready = os.pipe()
     pid = 0
     try:
         pid = await asyncio.to_thread(_spawn, folder, ready)
         os.close(ready)
         ready = -1
         async with asyncio.timeout(timeout_s):
-            await _end_of_file(heard)
+            await _end_of_file(waiting)
     except TimeoutError as error:
         os.kill(pid, signal.SIGKILL)  # our own child, not buried yet: its number cannot be another's
         await asyncio.to_thread(os.waitpid, pid, 0)
         raise Failed(f"the shim of {folder.name} said nothing within {timeout_s} s") from error
     finally:
-        for descriptor in (heard, ready):
+        for descriptor in (waiting, ready):
             if descriptor >= 0:
                 os.close(descriptor)
     return pid
@@ -167,8 +167,8 @@ async def _end_of_file(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-def bury(pid: int) -> bool:
-    """Take the remains of a shim that has ended. False while it has not; one that is no child of ours has its own."""
+def reap(pid: int) -> bool:
+    """Reap a shim that has ended. False while it runs; True for a shim that is no child of this process."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:

@@ -1,8 +1,7 @@
-"""What backends wrote lately, in memory, for whoever reads or follows it over the ingress
-(docs/reference/wire/files.md#backend-logs).
+"""The latest log lines of backends, in memory (docs/reference/wire/files.md#backend-logs).
 
-Lines are kept per process key, across restarts: what a process said before it crashed is what people come for. The
-files on disk hold more. Serving them over HTTP is the ingress's business.
+Lines are kept for each process key, across restarts: the lines before a crash are the most interesting ones. The files
+on the disk have more lines. The ingress serves them over HTTP.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from types import TracebackType
 from corral.worker.supervisor.keys import parse_key
 from corral.worker.supervisor.tail import LogLine
 
-MOST_KEYS = 256  # of processes long gone, the oldest are forgotten
+MAX_KEYS = 256  # the oldest keys are dropped
 
 
 class LogBook:
@@ -29,13 +28,13 @@ class LogBook:
         kept = self._kept.pop(key, None)
         if kept is None:
             kept = deque(maxlen=self._lines)
-            while len(self._kept) >= MOST_KEYS:
+            while len(self._kept) >= MAX_KEYS:
                 del self._kept[next(iter(self._kept))]
         self._kept[key] = kept
-        told = [follower for follower in self._followers if is_meant(follower.name, key)]
+        followers = [follower for follower in self._followers if matches(follower.name, key)]
         for line in lines:
             kept.append(line)
-            for follower in told:
+            for follower in followers:
                 follower.offer(line)
 
     def names(self) -> list[str]:
@@ -46,12 +45,12 @@ class LogBook:
         """`model#N` is one replica, `model` all of them merged by time. Unknown names wrote nothing."""
         if name in self._kept:
             return list(self._kept[name])
-        found = [kept for key, kept in self._kept.items() if is_meant(name, key)]
+        found = [kept for key, kept in self._kept.items() if matches(name, key)]
         return list(merge(*found, key=lambda line: line.timestamp))[-self._lines :]
 
     def follow(self, name: str, *, buffer: int = 100) -> Follower:
-        """`async with book.follow("model") as lines: lines.initial; async for line in lines`. A replica that starts
-        later is heard too. A reader slower than the backend misses lines (`lines.dropped`), it never holds it up."""
+        """`async with book.follow("model") as lines: lines.initial; async for line in lines`. Lines of a replica that
+        starts later are included. A slow reader misses lines (`lines.dropped`); it never blocks a backend."""
         return Follower(self, name, buffer)
 
 
@@ -92,6 +91,6 @@ class Follower:
         return self._waiting.popleft()
 
 
-def is_meant(name: str, key: str) -> bool:
+def matches(name: str, key: str) -> bool:
     slot = parse_key(key)
     return name == key or (slot is not None and slot.name == name)

@@ -1,8 +1,8 @@
 """Which port the next process gets (docs/reference/wire/processes.md#ports). Pure: the time and the look at the machine
 are handed in.
 
-A released port rests, because a client may still be sending to whoever had it; and it stays reserved for a while for
-the key that held it, so that an address somebody remembers leads to the same model or to nobody, never to another's.
+A released port rests, because a client may still send to the process that had it. Then it stays reserved for its key
+for a while: an address that a client remembers leads to the same model or to no process, never to another model.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class NoFreePort(CorralError):
 @dataclass(frozen=True)
 class Taken:
     port: int
-    stolen_from: str = ""  # worth a warning: an address of that key may be remembered somewhere
+    stolen_from: str = ""  # clients may still know an address of that key
 
 
 @dataclass
 class _Rest:
-    """A port that was used and is free: nobody may have it before `free_at`, only `key` before `claimed_until`."""
+    """A released port: no process gets it before `free_at`, and only `key` before `claimed_until`."""
 
     key: str
     free_at: float
@@ -34,7 +34,7 @@ class _Rest:
 
 
 @dataclass
-class PortBook:
+class PortAllocator:
     ports: PortRange
     quarantine_s: float = 15.0
     affinity_s: float = 300.0
@@ -43,7 +43,8 @@ class PortBook:
     _grown: Iterator[int] | None = None
 
     def take(self, key: str, now: float, usable: Callable[[int], bool]) -> Taken:
-        """A port for this key. `usable` asks the machine: what another program listens on rests for a while."""
+        """Allocate a port for this key. `usable` checks the machine: a port that another program uses rests for a
+        while."""
         for port, owner in self._candidates(key, now):
             if not usable(port):
                 self._rest(port, "", now)
@@ -57,7 +58,7 @@ class PortBook:
         )
 
     def hold(self, port: int, key: str) -> None:
-        """This one is in use already: by a process that was adopted."""
+        """Mark the port of an adopted process as in use."""
         self._resting.pop(port, None)
         self._held[port] = key
 
@@ -67,7 +68,7 @@ class PortBook:
             self._rest(port, key, now)
 
     def change_range(self, ports: PortRange) -> None:
-        """From now on; what is held stays held."""
+        """Use another range from now on; ports in use stay in use."""
         if ports != self.ports:
             self.ports = ports
             self._resting.clear()
@@ -79,7 +80,7 @@ class PortBook:
         self._resting[port] = _Rest(key, now + self.quarantine_s, claimed_until)
 
     def _candidates(self, key: str, now: float) -> Iterator[tuple[int, str]]:
-        """Ports with the key that has a claim on them, if any, in the order they should be tried."""
+        """Ports in the order to try, each with the key it is reserved for, if any."""
         rested = [(port, rest) for port, rest in reversed(self._resting.items()) if rest.free_at <= now]
         yield from ((port, key) for port, rest in rested if rest.key == key and now < rest.claimed_until)
         yield from ((port, "") for port, rest in rested if now >= rest.claimed_until)

@@ -1,4 +1,4 @@
-"""One backend process, seen through its shim: its output, its end, and the way to end it."""
+"""One backend process, watched through its shim: its output, its end, and how to stop it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 from corral.contract.codec import Message
 from corral.kit.log import get_log
 from corral.worker.supervisor.identity import kill_leftovers
-from corral.worker.supervisor.link import ShimLink, bury
+from corral.worker.supervisor.link import ShimLink, reap
 from corral.worker.supervisor.tail import LogLine, LogTail
 
 log = get_log(__name__)
@@ -24,14 +24,14 @@ LAST_LINES = 20
 
 
 class Exit(Message, frozen=True):
-    """How it ended: `exit.json`."""
+    """How a process ended: `exit.json`."""
 
     code: int = 0
     signal: int = 0
-    asked: bool = False  # somebody wanted it to end
-    error: str = ""  # it could not even be started
+    asked: bool = False  # the worker stopped it
+    error: str = ""  # the command could not be run
     at: str = ""
-    lost: bool = False  # its shim was killed, so nobody saw
+    lost: bool = False  # its shim was killed, so the exit code is unknown
 
     def __str__(self) -> str:
         if self.lost:
@@ -53,8 +53,8 @@ class Exit(Message, frozen=True):
 
 
 @dataclass
-class Heard:
-    """Signs of life."""
+class OutputSeen:
+    """How much output the process has written, and when."""
 
     lines: int = 0
     at: float = 0.0
@@ -67,7 +67,7 @@ class BackendProcess:
         self.folder = folder
         self.identity = link.identity
         self.ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
-        self.heard = Heard(at=time.monotonic())
+        self.output = OutputSeen(at=time.monotonic())
         self._link = link
         self._tell = tell
         self._tail = LogTail(folder)
@@ -75,30 +75,30 @@ class BackendProcess:
         self._last_lines: deque[LogLine] = deque(maxlen=LAST_LINES)
 
     async def watch(self) -> None:
-        """Reads along until the end. Cancelled, it lets go: the process runs on."""
+        """Read the log until the process ends. If this is cancelled, the process runs on."""
         try:
             how = None
-            await self._read_log()  # what was said before we came
-            while how is None and (words := await self._link.words()):
-                if any("log" in word for word in words):
+            await self._read_log()  # output before this worker connected
+            while how is None and (messages := await self._link.messages()):
+                if any("log" in message for message in messages):
                     await self._read_log()
-                how = next((_exit(word["exit"]) for word in words if "exit" in word), None)
+                how = next((_exit(message["exit"]) for message in messages if "exit" in message), None)
             if how is None:
                 how = await self._find_out()
             await self._read_log()
-            await self._bury()
+            await self._reap()
             self.ended.set_result(how)
         finally:
-            self.let_go()
+            self.detach()
 
-    def let_go(self) -> None:
-        """Listen no longer; how it ends is not for us to know any more."""
+    def detach(self) -> None:
+        """Stop watching the process, which runs on."""
         self._link.close()
         if not self.ended.done():
             self.ended.cancel()
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM now, SIGKILL after the grace; the shim sees to it even if we are gone by then."""
+        """SIGTERM now, SIGKILL after the grace period; the shim does both, even if this worker has ended by then."""
         self._link.order(stop=float(grace_s))  # a plain number: `Seconds` of the settings cannot be encoded
 
     def kill(self) -> None:
@@ -109,8 +109,8 @@ class BackendProcess:
         await asyncio.wait([self.ended], timeout=timeout_s)
         return self.ended.result() if self.ended.done() and not self.ended.cancelled() else None
 
-    def last_words(self) -> list[str]:
-        """The last lines of stderr, for whoever is told that it failed; of anything when stderr is empty."""
+    def last_lines(self) -> list[str]:
+        """The last lines of stderr, or of stdout when stderr is empty: part of the error when it fails."""
         return [line.text for line in self._last_errors or self._last_lines]
 
     async def _read_log(self) -> None:
@@ -121,13 +121,13 @@ class BackendProcess:
             return
         if not lines:
             return
-        self.heard = Heard(self.heard.lines + len(lines), time.monotonic())
+        self.output = OutputSeen(self.output.lines + len(lines), time.monotonic())
         self._last_lines.extend(lines)
         self._last_errors.extend(line for line in lines if line.stream == "stderr")
         self._tell(lines)
 
     async def _find_out(self) -> Exit:
-        """The shim is gone without a word: it had no time to send what it wrote, or it was killed."""
+        """The shim closed the connection without an exit message: read `exit.json`, or the shim was killed."""
         how = await asyncio.to_thread(Exit.read, self.folder)
         if how is not None:
             return how
@@ -135,10 +135,10 @@ class BackendProcess:
         log.warning("shim was killed", process=self.identity.process_id, left_behind=len(killed))
         return Exit(lost=True)
 
-    async def _bury(self) -> None:
+    async def _reap(self) -> None:
         deadline = time.monotonic() + 5.0
-        # It closes its socket, then ends. Waiting in a thread could not be given up if it should not.
-        while not bury(self.identity.shim_pid) and time.monotonic() < deadline:  # noqa: ASYNC110
+        # The shim closes its socket, then ends. A blocking wait in a thread could not be cancelled.
+        while not reap(self.identity.shim_pid) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 

@@ -1,7 +1,7 @@
-"""Waiting until a new process can serve, or until it is clear that it will not.
+"""Waits until a new process serves, or until it is clear that it will not.
 
-A deadline alone would be wrong both ways: too long for a process that hangs, too short for one that reads 80 GB. So the
-clock starts anew with every sign of progress: a line of output, or memory that grows.
+A fixed deadline would be too long for a process that hangs and too short for one that reads 80 GB. So every sign of
+progress extends it: a line of output, or growing memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from corral.worker.supervisor.spec import LOOPBACK, ProcessSpec
 T = TypeVar("T")
 _GROWTH_BYTES = 16 * 1024 * 1024
 _LOOK_S = 1.0
-_MOST_ANSWER = 64 * 1024
-_END_IS_HEARD_S = 2.0
+MAX_RESPONSE_BYTES = 64 * 1024
+END_NOTICED_S = 2.0
 
 
 class StartFailed(Failed):
@@ -34,15 +34,15 @@ class StartFailed(Failed):
 
 
 def start_failed(why: str, process: BackendProcess | None) -> StartFailed:
-    words = process.last_words() if process is not None else []
+    words = process.last_lines() if process is not None else []
     if not words:
         return StartFailed(f"{why}; it wrote nothing" if process is not None else why)
-    told = "\n".join(words)
-    return StartFailed(f"{why}; its last lines (at most {LAST_LINES}):\n{told}")
+    lines = "\n".join(words)
+    return StartFailed(f"{why}; its last lines (at most {LAST_LINES}):\n{lines}")
 
 
 class Endpoint(NamedTuple):
-    """Where a process answers, and the token it wants to see."""
+    """Address and token of a process."""
 
     port: int
     token: str
@@ -55,7 +55,7 @@ class Endpoint(NamedTuple):
 
 
 async def probe(endpoint: Endpoint, timeout_s: float) -> str | None:
-    """None when it is ready, else why it is not yet."""
+    """None when the process is ready, else why it is not."""
     if endpoint.protocol == GRPC:
         from corral.worker.supervisor.grpc_calls import ask_health  # see there: memory
 
@@ -69,7 +69,7 @@ async def probe(endpoint: Endpoint, timeout_s: float) -> str | None:
 
 
 async def _get_status(endpoint: Endpoint) -> int:
-    reader, writer = await asyncio.open_connection(LOOPBACK, endpoint.port, limit=_MOST_ANSWER)
+    reader, writer = await asyncio.open_connection(LOOPBACK, endpoint.port, limit=MAX_RESPONSE_BYTES)
     try:
         writer.write(
             f"GET {endpoint.path} HTTP/1.1\r\nHost: {endpoint.address}\r\nAuthorization: Bearer {endpoint.token}\r\n"
@@ -87,9 +87,10 @@ async def _get_status(endpoint: Endpoint) -> int:
 async def wait_until_ready(
     process: BackendProcess, spec: ProcessSpec, endpoint: Endpoint, settings: ProcessSettings
 ) -> None:
-    """Returns when it answers. Raises StartFailed when it ended, fell silent, or took longer than it was given."""
+    """Return when the process answers. Raises StartFailed when it ended, made no progress, or exceeded its start
+    timeout."""
     began = time.monotonic()
-    patience = Patience(process, spec.silence_s or spec.manifest.ready.timeout_s)
+    patience = ProgressWatch(process, spec.silence_s or spec.manifest.ready.timeout_s)
     while True:
         why = await _unless_ended(process, probe(endpoint, settings.backend_probe_timeout_s))
         if process.ended.done():
@@ -115,15 +116,15 @@ async def load(process: BackendProcess, spec: ProcessSpec, endpoint: Endpoint) -
         await _unless_ended(process, load_model(endpoint.address, endpoint.token, spec.load, spec.load_timeout_s))
     except Failed as error:
         if isinstance(error, BrokeOff):
-            # Who is killed lets go of its connections first; that it ended, and how, is heard a moment later.
-            await asyncio.wait([process.ended], timeout=_END_IS_HEARD_S)
+            # A killed process closes its connections first; its shim reports the end a moment later.
+            await asyncio.wait([process.ended], timeout=END_NOTICED_S)
         if not process.ended.done():
             raise start_failed(f"{spec.backend} could not load the model: {error.message}", process) from error
     if process.ended.done():
         raise start_failed(f"{spec.backend} {process.ended.result()} while it loaded the model", process)
 
 
-class Patience:
+class ProgressWatch:
     def __init__(self, process: BackendProcess, silence_s: float) -> None:
         self._process = process
         self._silence_s = silence_s
@@ -135,8 +136,8 @@ class Patience:
     async def is_over(self) -> str | None:
         """None while there is progress, else what was missing."""
         now = time.monotonic()
-        if self._process.heard.lines > self._lines:
-            self._lines, self._moved_at = self._process.heard.lines, now
+        if self._process.output.lines > self._lines:
+            self._lines, self._moved_at = self._process.output.lines, now
         if now - self._looked_at >= min(_LOOK_S, self._silence_s / 4):
             self._looked_at = now
             used = await asyncio.to_thread(_memory, self._process.identity.shim_pid)
@@ -148,7 +149,7 @@ class Patience:
 
 
 def _memory(shim_pid: int) -> int:
-    """What the backend and its children hold."""
+    """RAM of the backend and its children."""
     total = 0
     try:
         for process in psutil.Process(shim_pid).children(recursive=True):

@@ -1,4 +1,4 @@
-"""What one process is: asked for by the caller, and kept on disk so that the next worker knows what it adopts."""
+"""The specification of a process, also stored on the disk for the worker that adopts it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ProcessSpec(Message, frozen=True, kw_only=True):
         return self.manifest.protocol
 
     def is_same_as(self, other: ProcessSpec) -> bool:
-        """Whether a process of one would do for the other."""
+        """Whether a process of one spec satisfies the other."""
 
         def identity(spec: ProcessSpec) -> tuple[object, ...]:
             return spec.key, spec.backend, spec.digest, spec.revision, spec.directory, spec.protocol

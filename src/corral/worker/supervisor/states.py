@@ -1,9 +1,9 @@
-"""What may become of a process, and when one that ended by itself is started again. Pure.
+"""The states of a process, and when a process that ended by itself is restarted. Pure.
 
 starting ──▶ ready ──▶ stopping ──▶ (gone)
     │          │
-    │          └─ ended ─▶ restarting ─▶ starting …      or, when nobody wants it again, failed
-    └─ ended while it was first started ─▶ (gone): whoever asked for it is told why
+    │          └─ ended ─▶ restarting ─▶ starting …      or, after too many restarts, failed
+    └─ ended while it was first started ─▶ (gone): the order gets the error
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from corral.contract.codec import Message
 from corral.contract.messages.replicas import ReplicaState
 
 
-class Happened(StrEnum):
+class ProcessEvent(StrEnum):
     ANSWERED = "answered"  # ready to serve
     NEVER_RAN = "never run"  # its first start failed
     ENDED = "ended"  # by itself, or could not be started again
     GIVEN_UP = "given up"  # ended, and not to be started again
     AGAIN = "again"  # the wait before a restart is over
-    STOP = "stop"  # somebody wants it gone
+    STOP = "stop"  # it is to be stopped
     STOPPED = "stopped"
 
 
-_TABLE: dict[ReplicaState, dict[Happened, ReplicaState | None]] = {
+_TABLE: dict[ReplicaState, dict[ProcessEvent, ReplicaState | None]] = {
     ReplicaState.STARTING: {
-        Happened.ANSWERED: ReplicaState.READY,
-        Happened.NEVER_RAN: None,
-        Happened.ENDED: ReplicaState.RESTARTING,
-        Happened.GIVEN_UP: ReplicaState.FAILED,
-        Happened.STOP: ReplicaState.STOPPING,
+        ProcessEvent.ANSWERED: ReplicaState.READY,
+        ProcessEvent.NEVER_RAN: None,
+        ProcessEvent.ENDED: ReplicaState.RESTARTING,
+        ProcessEvent.GIVEN_UP: ReplicaState.FAILED,
+        ProcessEvent.STOP: ReplicaState.STOPPING,
     },
     ReplicaState.READY: {
-        Happened.ENDED: ReplicaState.RESTARTING,
-        Happened.GIVEN_UP: ReplicaState.FAILED,
-        Happened.STOP: ReplicaState.STOPPING,
+        ProcessEvent.ENDED: ReplicaState.RESTARTING,
+        ProcessEvent.GIVEN_UP: ReplicaState.FAILED,
+        ProcessEvent.STOP: ReplicaState.STOPPING,
     },
     ReplicaState.RESTARTING: {
-        Happened.AGAIN: ReplicaState.STARTING,
-        Happened.STOP: ReplicaState.STOPPING,
+        ProcessEvent.AGAIN: ReplicaState.STARTING,
+        ProcessEvent.STOP: ReplicaState.STOPPING,
     },
-    ReplicaState.STOPPING: {Happened.STOPPED: None},
-    ReplicaState.FAILED: {Happened.STOP: ReplicaState.STOPPING},
+    ReplicaState.STOPPING: {ProcessEvent.STOPPED: None},
+    ReplicaState.FAILED: {ProcessEvent.STOP: ReplicaState.STOPPING},
 }
 
 
-def after(state: ReplicaState, happened: Happened) -> ReplicaState | None:
-    """The next state; None when the process is dropped from the table. An impossible step is a mistake of ours."""
+def after(state: ReplicaState, happened: ProcessEvent) -> ReplicaState | None:
+    """The next state; None when the process leaves the table. Raises ValueError for an event that cannot happen."""
     try:
         return _TABLE[state][happened]
     except KeyError:
@@ -56,13 +56,13 @@ def after(state: ReplicaState, happened: Happened) -> ReplicaState | None:
 
 
 class RestartPolicy(Message, frozen=True):
-    """Whether and how soon a process that ended by itself comes back. Kept with the process, so that a worker which
-    adopts it knows. The waits double; one that ran for `calm_s` starts counting anew."""
+    """Whether and how soon a process that ended by itself is restarted. Stored with the process, for a worker that
+    adopts it. The delays double; a process that ran for `calm_s` starts with the first delay again."""
 
     first_s: float = 1.0
     cap_s: float = 60.0
     calm_s: float = 300.0
-    most: int = -1  # restarts in a row; -1: as often as it takes
+    most: int = -1  # restarts in a row; -1: no limit
 
 
 NEVER = RestartPolicy(most=0)

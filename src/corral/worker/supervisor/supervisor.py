@@ -1,8 +1,7 @@
 """The worker's backend processes: start, find, stop, adopt.
 
-Everything that decides on the table happens between two awaits, so there is no lock, and no call is made under one;
-what was true before an await is looked at again after it. Which process should run where is the controller's business,
-how a backend is installed the installer's, relaying to a process the ingress's.
+Every decision on the table happens between two awaits, so no lock is needed; after an await the table is read again.
+The controller decides which processes run, the installer installs backends, and the ingress relays to processes.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from corral.kit.log import get_log
 from corral.worker.hardware.usage import DeviceGauge
 from corral.worker.settings.processes import PortRange, ProcessSettings
 from corral.worker.supervisor import folders
-from corral.worker.supervisor.adopt import Alive, Over, Refused, examine
+from corral.worker.supervisor.adopt import EndedProcess, NotAdopted, RunningProcess, examine
 from corral.worker.supervisor.keys import choose_by_name
 from corral.worker.supervisor.lifecycle import ProcessLifecycle, new_process_id
 from corral.worker.supervisor.logs import LogBook
-from corral.worker.supervisor.ports import PortBook
+from corral.worker.supervisor.ports import PortAllocator
 from corral.worker.supervisor.spec import ProcessSpec
-from corral.worker.supervisor.states import Happened
+from corral.worker.supervisor.states import ProcessEvent
 from corral.worker.supervisor.table import Entry, Running, Stopped, Table, new_token
 from corral.worker.supervisor.tail import LogTail
-from corral.worker.supervisor.usage import coarse, held_now, most_held
+from corral.worker.supervisor.usage import device_bytes, peak_ram_bytes, rounded_up
 from corral.worker.system.users import BackendUser
 
 log = get_log(__name__)
 
 
 class Supervisor:
-    """`async with`: leaving lets go of the processes, which run on; `stop_all` ends them."""
+    """`async with`: processes run on when the block is left; `stop_all` stops them."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Supervisor:
         self._folder = folder
         self._gauge = gauge
         self._table = Table()
-        self._ports = PortBook(
+        self._ports = PortAllocator(
             settings.port_range.spread(str(folder)), settings.backend_port_rest_s, settings.backend_port_claim_s
         )
         self._closing = False
@@ -94,21 +93,21 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.let_go()
+        await self.release_all()
         if error is not None and not isinstance(error, asyncio.CancelledError):
-            kind = error = traceback = None  # the group would wrap it, and whoever waits for it would not know it
+            kind = error = traceback = None  # the group would wrap the error, and the caller expects it as it is
         await self._group.__aexit__(kind, error, traceback)
 
-    async def let_go(self) -> None:
-        """Watch nothing and start nothing any more; what runs, runs on. Before a successor adopts: two who watch one
-        process would both start it again."""
+    async def release_all(self) -> None:
+        """Watch and start no process any more; running processes run on. Called before a new worker adopts them: two
+        workers would both restart a process."""
         self._closing = True
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for entry in self._table:
             if entry.process is not None:
-                entry.process.let_go()
+                entry.process.detach()
         self._table.clear()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -117,15 +116,15 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------------
 
     def find(self, process_id: str) -> Running | None:
-        """The process of exactly this id, if it serves: what the ingress relays to."""
+        """The process with exactly this id, if it serves: the ingress relays to it."""
         entry = self._table.find(process_id)
         return entry.running() if entry is not None and entry.state is ReplicaState.READY else None
 
     def find_key(self, key: str) -> Running | None:
-        """The process that serves under a key; the newer one while it replaces another."""
+        """The process that serves under a key; the newer of two while one replaces the other."""
         serving = [entry for entry in self._table.of_key(key) if entry.serves()]
         return serving[-1].running() if serving else None
 
@@ -138,36 +137,36 @@ class Supervisor:
 
     def list_processes(self) -> tuple[ReplicaProcess, ...]:
         """Every process, for the heartbeat."""
-        return tuple(entry.described() for entry in self._table)
+        return tuple(entry.report() for entry in self._table)
 
     async def measure(self) -> None:
-        """See what each process has come to hold. Heartbeats tell the most that was seen."""
+        """Measure the memory of each process. Heartbeats report the peak."""
         users = Counter(device for entry in self._table for device in entry.spec.devices)
         for entry in self._table:
             if entry.state is not ReplicaState.READY or entry.process is None:
                 continue
             shim, devices = entry.process.identity.shim_pid, entry.spec.devices
             if not devices:
-                entry.peak_bytes = max(entry.peak_bytes, coarse(await asyncio.to_thread(most_held, shim)))
+                entry.peak_bytes = max(entry.peak_bytes, rounded_up(await asyncio.to_thread(peak_ram_bytes, shim)))
             elif self._gauge is not None:
                 alone = [device for device in devices if users[device] == 1]
-                seen = await asyncio.to_thread(held_now, shim, self._gauge, devices, alone)
-                entry.rose_to(tuple(map(coarse, seen)))
+                seen = await asyncio.to_thread(device_bytes, shim, self._gauge, devices, alone)
+                entry.record_peak(tuple(map(rounded_up, seen)))
 
     def specs_of(self, backends: Collection[str]) -> dict[str, ProcessSpec]:
-        """What was asked for, by process id: every process of a backend, under any of its names, that serves, starts,
-        or is to be started again."""
+        """Specs by process id: of every process of a backend, under any of its names, that serves, starts, or will be
+        restarted."""
         gone = (ReplicaState.STOPPING, ReplicaState.FAILED)
         mine = [entry for entry in self._table if entry.backend in backends and entry.state not in gone]
         return {entry.process_id: entry.spec for entry in mine}
 
     def directories(self) -> frozenset[Path]:
-        """The folders something runs from, or is about to."""
+        """Folders of builds that a process runs from, or will run from."""
         alive = [entry for entry in self._table if entry.state is not ReplicaState.FAILED]
         return frozenset(Path(entry.spec.directory) for entry in alive)
 
     def model_files(self) -> frozenset[Path]:
-        """The files they read, or will read when they are started again."""
+        """Model files that processes read, or will read when they are restarted."""
         alive = [entry for entry in self._table if entry.state is not ReplicaState.FAILED]
         return frozenset(Path(entry.spec.model_file) for entry in alive if entry.spec.model_file)
 
@@ -176,23 +175,23 @@ class Supervisor:
         return self._ports.ports
 
     def use_ports(self, ports: PortRange) -> None:
-        """For what is started from now on."""
+        """Use these ports for processes that start from now on."""
         self._ports.change_range(ports)
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
     async def start(self, spec: ProcessSpec, *, beside: bool = False) -> Running:
-        """A process that serves. One that serves already is the answer at once; one on its way is waited for; one
-        that waits for its restart is not kept waiting. `beside` starts a second one under the same key, to replace the
-        first. Raises StartFailed (with its last lines), Conflict, NoFreePort, Unavailable when the worker is leaving.
-        Giving up the wait does not stop the start: `stop` does."""
+        """Start a process and wait until it serves. A process that serves already is returned at once; one that starts
+        is waited for; one that waits for its restart is started now. `beside` starts a second process under the same
+        key, to replace the first. Raises StartFailed (with its last lines), Conflict, NoFreePort, Unavailable when the
+        worker is leaving. Cancelling the wait does not stop the start: `stop` does."""
         entry = self._claim(spec, beside)
         if entry.state is ReplicaState.READY and not entry.serves():
             await self._notice_end(entry)
             entry = self._claim(spec, beside)
         if entry.state is not ReplicaState.READY:
             entry.hurry.set()
-            answer = entry.answer  # of this attempt: another may have begun by the time we look
+            answer = entry.answer  # of this attempt: the next one has another future
             await asyncio.wait([answer])
             answer.result()
         if entry not in self._table or entry.state is not ReplicaState.READY:
@@ -200,18 +199,18 @@ class Supervisor:
         return entry.running()
 
     async def _notice_end(self, entry: Entry) -> None:
-        """It was killed a moment ago. Its shim will say so; until then it stands there as if it served."""
+        """The process was killed a moment ago: wait until its shim reports that."""
         try:
             async with asyncio.timeout(self._settings.backend_shim_timeout_s):
                 while entry.state is ReplicaState.READY and entry in self._table:
                     await entry.moved.wait()
         except TimeoutError as error:
-            raise Failed(f"{entry.key} has ended, and its shim does not say how") from error
+            raise Failed(f"{entry.key} has ended, and its shim does not report how") from error
 
     def _claim(self, spec: ProcessSpec, beside: bool) -> Entry:
         if self._closing:
-            raise Unavailable("this worker is leaving and starts nothing any more")
-        for entry in self._rivals(spec, beside):
+            raise Unavailable("this worker is leaving and starts no processes")
+        for entry in self._conflicting(spec, beside):
             match entry.state:
                 case ReplicaState.FAILED:
                     self._table.drop(entry)
@@ -220,7 +219,7 @@ class Supervisor:
                 case _ if entry.spec.is_same_as(spec):
                     return entry
                 case _:
-                    raise Conflict(f"{spec.key} runs already, of {_which(entry.spec)}: not of {_which(spec)}")
+                    raise Conflict(f"{spec.key} runs already, of {_version_of(entry.spec)}: not of {_version_of(spec)}")
         entry = Entry(spec, spec.process_id or new_process_id(), new_token(spec))
         folders.check_process_id(entry.process_id)
         self._table.add(entry)
@@ -228,10 +227,10 @@ class Supervisor:
         self._on_change()
         return entry
 
-    def _rivals(self, spec: ProcessSpec, beside: bool) -> list[Entry]:
+    def _conflicting(self, spec: ProcessSpec, beside: bool) -> list[Entry]:
         named = self._table.find(spec.process_id) if spec.process_id else None
         if named is not None:
-            return [named]  # the same order again
+            return [named]  # a repeated order
         return [] if beside else self._table.of_key(spec.key)
 
     # -- stopping ----------------------------------------------------------------------------------------------------
@@ -262,7 +261,7 @@ class Supervisor:
     async def stop_all(
         self, *, grace_s: float | None = None, force: bool = False, closing: bool = False
     ) -> list[Stopped]:
-        """All that are there now, at once. `closing`: and nothing is started any more."""
+        """Stop all processes at once. `closing`: start no process any more."""
         self._closing = self._closing or closing
         return await self._stop_each(list(self._table), grace_s, force)
 
@@ -270,11 +269,11 @@ class Supervisor:
         return list(await asyncio.gather(*(self._stop(entry, grace_s, force) for entry in entries)))
 
     async def _stop(self, entry: Entry, grace_s: float | None, force: bool) -> Stopped:
-        """One stop per process: whoever comes second waits for the same end."""
+        """Stop one process; a second call waits for the same end."""
         if entry.stopping is None:
             was_ready = entry.state is ReplicaState.READY
-            if entry.state is not ReplicaState.STOPPING:  # it is when an earlier stop did not get rid of it
-                entry.move(Happened.STOP)
+            if entry.state is not ReplicaState.STOPPING:  # an earlier stop failed
+                entry.move(ProcessEvent.STOP)
             entry.leave.set()
             entry.stopping = asyncio.get_running_loop().create_future()
             if not entry.answer.done():
@@ -283,13 +282,14 @@ class Supervisor:
             grace = self._settings.backend_grace_s if grace_s is None else grace_s
             self._begin(self._carry_out_stop(entry, grace, free=was_ready and not force))
         elif force and entry.process is not None:
-            entry.process.stop(self._settings.backend_grace_s if grace_s is None else grace_s)  # the earlier end counts
+            # The earlier deadline counts.
+            entry.process.stop(self._settings.backend_grace_s if grace_s is None else grace_s)
         ending = entry.stopping
         await asyncio.wait([ending])
         return ending.result()
 
     async def _carry_out_stop(self, entry: Entry, grace_s: float, *, free: bool) -> None:
-        outcome = Stopped(entry.process_id, entry.key, entry.address, terminated=False, error="the stop was given up")
+        outcome = Stopped(entry.process_id, entry.key, entry.address, terminated=False, error="the stop was cancelled")
         ending = entry.stopping
         assert ending is not None
         try:
@@ -300,7 +300,7 @@ class Supervisor:
     async def _end(self, entry: Entry, grace_s: float, *, free: bool) -> Stopped:
         address, freed, error = entry.address, False, ""
         if entry.keeper is not None:
-            await asyncio.wait([entry.keeper])  # a start is not given up halfway
+            await asyncio.wait([entry.keeper])  # a start is not cancelled halfway
         process = entry.process
         if process is not None and not process.ended.done():
             if free and entry.spec.protocol == GRPC:
@@ -308,20 +308,20 @@ class Supervisor:
                 freed = not error
             process.stop(grace_s)
             if await process.wait(grace_s + self._settings.backend_kill_wait_s) is None:
-                return self._still_there(entry, address, freed)
+                return self._survived(entry, address, freed)
         self._gone(entry)
         log.info("process stopped", key=entry.key, process=entry.process_id, freed=freed)
         return Stopped(entry.process_id, entry.key, address, freed, True, error)
 
-    def _still_there(self, entry: Entry, address: str, freed: bool) -> Stopped:
-        """It keeps its row and its port, serves nobody, and may be stopped again."""
-        log.error("a killed process is still there", key=entry.key, process=entry.process_id)
-        entry.error = "it was killed and is still there: something in the kernel holds it"
+    def _survived(self, entry: Entry, address: str, freed: bool) -> Stopped:
+        """A killed process still runs: it keeps its row and its port, serves no requests, and may be stopped again."""
+        log.error("a killed process still runs", key=entry.key, process=entry.process_id)
+        entry.error = "it was killed and still runs: it hangs in a kernel call"
         entry.stopping = entry.keeper = None
-        self._begin(self._wait_for_the_last(entry))
+        self._begin(self._wait_for_end(entry))
         return Stopped(entry.process_id, entry.key, address, freed, False, entry.error)
 
-    async def _wait_for_the_last(self, entry: Entry) -> None:
+    async def _wait_for_end(self, entry: Entry) -> None:
         if entry.process is not None:
             await asyncio.wait([entry.process.ended])
         if entry in self._table and entry.stopping is None:
@@ -329,12 +329,12 @@ class Supervisor:
 
     def _gone(self, entry: Entry) -> None:
         self._lifecycle.release(entry)
-        entry.move(Happened.STOPPED)
+        entry.move(ProcessEvent.STOPPED)
         self._table.drop(entry)
         self._on_change()
 
     async def free(self, process_id: str) -> str | None:
-        """Ask exactly this process to release its memory; None, or why it did not."""
+        """Ask exactly this process to free its memory. Returns None, or why it did not."""
         entry = self._table.find(process_id)
         if entry is None or entry.state is not ReplicaState.READY:
             return f"there is no process {process_id}"
@@ -348,24 +348,24 @@ class Supervisor:
     # -- adopting ----------------------------------------------------------------------------------------------------
 
     async def adopt(self) -> tuple[Running, ...]:
-        """Take over what an earlier worker left running; before anything is started. A process that was not ready yet
-        is ended: whoever ordered it will ask again, and nobody knows how far it came."""
+        """Adopt the processes of an earlier worker, before any process starts. A process that was not ready yet is
+        stopped: its order will be repeated."""
         found = await asyncio.gather(
             *(
                 examine(folder, timeout_s=self._settings.backend_shim_timeout_s)
                 for folder in await asyncio.to_thread(folders.list_folders, self._folder)
             )
         )
-        await self._remember([each for each in found if isinstance(each, Over)])
+        await self._remember([each for each in found if isinstance(each, EndedProcess)])
         for each in found:
-            if isinstance(each, Refused):
+            if isinstance(each, NotAdopted):
                 log.warning("process not adopted", folder=str(each.folder), why=each.why)
-        adopted = [self._take_over(each) for each in found if isinstance(each, Alive)]
+        adopted = [self._adopt_process(each) for each in found if isinstance(each, RunningProcess)]
         await asyncio.gather(*(self._stop(entry, 0.0, True) for entry in adopted if not entry.ready_at))
         self._on_change()
         return self.serving()
 
-    def _take_over(self, alive: Alive) -> Entry:
+    def _adopt_process(self, alive: RunningProcess) -> Entry:
         record = alive.record
         entry = Entry(
             record.process,
@@ -388,8 +388,8 @@ class Supervisor:
             log.info("process adopted", key=entry.key, process=entry.process_id, pid=alive.link.identity.pid)
         return entry
 
-    async def _remember(self, over: list[Over]) -> None:
-        """What ended processes said last, and room on the disk."""
+    async def _remember(self, over: list[EndedProcess]) -> None:
+        """Keep the last log lines of ended processes, and remove their old folders."""
         for each in sorted(over, key=lambda each: each.how.at):
             if each.record is not None:
                 with contextlib.suppress(OSError):
@@ -398,5 +398,5 @@ class Supervisor:
         await asyncio.to_thread(folders.sweep, self._folder, self._settings.backend_logs_kept)
 
 
-def _which(spec: ProcessSpec) -> str:
+def _version_of(spec: ProcessSpec) -> str:
     return " ".join(word for word in (spec.backend, spec.digest, spec.revision) if word)

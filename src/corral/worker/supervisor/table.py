@@ -1,4 +1,4 @@
-"""One row per process the worker is responsible for, and what others are told about it."""
+"""One row for each process of this worker, and the views that other packages get of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.kit.errors import CorralError
-from corral.worker.supervisor.identity import is_over
+from corral.worker.supervisor.identity import has_ended
 from corral.worker.supervisor.process import BackendProcess
 from corral.worker.supervisor.readiness import Endpoint
 from corral.worker.supervisor.spec import LOOPBACK, ProcessSpec
-from corral.worker.supervisor.states import Happened, after
+from corral.worker.supervisor.states import ProcessEvent, after
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Stopped:
-    """What came of a stop. `terminated` false: it was killed and is still there; `error` says so."""
+    """The result of a stop. `terminated` False: the process was killed and still runs."""
 
     process_id: str
     key: str
@@ -71,10 +71,10 @@ class Entry:
     error: str = ""
     peak_bytes: int = 0  # the most it was seen to hold in RAM
     device_peak_bytes: tuple[int, ...] = ()  # and on each of its devices
-    # What the present attempt comes to; a new one for each attempt.
+    # The result of the current attempt to start; each attempt has a new one.
     answer: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    leave: asyncio.Event = field(default_factory=asyncio.Event)  # somebody wants it gone
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # somebody wants it back before its time
+    leave: asyncio.Event = field(default_factory=asyncio.Event)  # set: stop the process
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # set: restart it now
     keeper: asyncio.Task[None] | None = None
     stopping: asyncio.Future[Stopped] | None = None
     moved: asyncio.Event = field(default_factory=asyncio.Event)  # set by the next step, which makes a new one
@@ -101,12 +101,12 @@ class Entry:
         return self.spec.slots or self.spec.manifest.slots
 
     def serves(self) -> bool:
-        """Ready, and the kernel still has it: a process that was killed a moment ago answers nobody."""
-        alive = self.process is not None and not self.process.ended.done() and not is_over(self.process.identity)
+        """Whether it is ready and still exists: its shim may not have reported yet that it was killed."""
+        alive = self.process is not None and not self.process.ended.done() and not has_ended(self.process.identity)
         return self.state is ReplicaState.READY and alive
 
-    def move(self, happened: Happened) -> bool:
-        """Take the step; False when it leads out of the table."""
+    def move(self, happened: ProcessEvent) -> bool:
+        """Apply an event; False when the process leaves the table."""
         following = after(self.state, happened)
         self._running = None
         self.moved.set()
@@ -115,8 +115,8 @@ class Entry:
             self.state = following
         return following is not None
 
-    def rose_to(self, on_devices: tuple[int, ...]) -> None:
-        """What it holds on each of its devices now: the most that was ever seen stays."""
+    def record_peak(self, on_devices: tuple[int, ...]) -> None:
+        """Record the memory on each device; the peak is kept."""
         if any(on_devices):
             before = self.device_peak_bytes or (0,) * len(on_devices)
             self.device_peak_bytes = tuple(map(max, before, on_devices))
@@ -129,10 +129,10 @@ class Entry:
         self.error = error.message
         if not self.answer.done():
             self.answer.set_exception(error)
-            self.answer.exception()  # nobody may be waiting, and that is no fault
+            self.answer.exception()  # retrieved, so that asyncio does not log it if nobody waits
 
     def running(self) -> Running:
-        """Of a process that serves: neither its port nor its token changes while it does."""
+        """The view of a process that serves; port and token do not change while it does."""
         if self._running is None:
             self._running = self._describe_running()
         return self._running
@@ -157,7 +157,7 @@ class Entry:
             definition=spec.definition,
         )
 
-    def described(self) -> ReplicaProcess:
+    def report(self) -> ReplicaProcess:
         spec = self.spec
         return ReplicaProcess(
             process_id=self.process_id,
@@ -181,7 +181,7 @@ class Entry:
 
 
 def new_token(spec: ProcessSpec) -> str:
-    """Of one process: whoever knows it can call that process, and no other."""
+    """A token for one process: it is valid for no other."""
     return spec.token or secrets.token_urlsafe(32)
 
 
@@ -192,7 +192,7 @@ class Table:
         self._rows: dict[str, Entry] = {}
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(tuple(self._rows.values()))  # a snapshot: rows come and go while somebody waits
+        return iter(tuple(self._rows.values()))  # a snapshot: the table changes during awaits
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -211,7 +211,7 @@ class Table:
         self._rows.clear()
 
     def rename(self, entry: Entry, process_id: str) -> None:
-        """A restart is another process: whoever still asks for the old one must not get this one."""
+        """Give a restarted process a new id and token: requests for the old process must not reach it."""
         self.drop(entry)
         entry.process_id = process_id
         entry.token = new_token(entry.spec)

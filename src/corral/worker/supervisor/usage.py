@@ -1,4 +1,4 @@
-"""How much memory a process has been seen to hold: what its successors are placed by. In RAM here; on accelerators as
+"""Measures the memory of processes: the scheduler places later replicas by it. In RAM here; on accelerators as
 `DeviceGauge` measures it, which knows the drivers (`worker/hardware`)."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HIGH_WATER = re.compile(rb"^VmHWM:\s*(\d+) kB", re.MULTILINE)
 _FINEST = 16 * 1024**2
 
 
-def coarse(size_bytes: int) -> int:
+def rounded_up(size_bytes: int) -> int:
     """Rounded up, by a sixteenth at most where it is large: so that what grows a little every day is no news."""
     if size_bytes <= 0:
         return 0
@@ -24,13 +24,13 @@ def coarse(size_bytes: int) -> int:
     return -(-size_bytes // step) * step
 
 
-def most_held(shim_pid: int) -> int:
+def peak_ram_bytes(shim_pid: int) -> int:
     """The most that the backend and its children have held, each by itself; where the system does not keep that, what
     they hold now. Weights that are mapped count as far as they were read."""
     return sum(map(_most_of, _below(shim_pid)))
 
 
-def held_now(
+def device_bytes(
     shim_pid: int, gauge: DeviceGauge, devices: Sequence[ReplicaDevice], alone: Collection[ReplicaDevice]
 ) -> tuple[int, ...]:
     """What the backend and its children hold on each device."""

@@ -1,10 +1,10 @@
-"""Whom backends run as. They are foreign code, and what the worker's own user can read, they could read.
+"""The user that backends run as. Backends are foreign code, and could read every file that the worker's user can read.
 
-A worker that is root runs them as somebody without rights: the user `corral-backend` where a person made one, else a
-user number of our own choosing that nobody on this machine has. Where that user could not reach the backends' files
-(a data folder below /root, say), backends run as the worker does, and `corral doctor` says why, on every machine: the
-node tells it with its registration. A backend that needs the worker's own interpreter and cannot reach that one alone
-is refused instead (`supervisor/launch.py`): else each could choose to be root.
+A worker that is root runs them as a user without rights: `corral-backend` if a person created that user, else a free
+user id. If that user cannot reach the backends' files (in a data folder below /root, for example), backends run as the
+worker's user, and `corral doctor` reports why on every machine: the registration contains the warning. A backend that
+needs the worker's own interpreter, and cannot reach only that, is refused (`supervisor/launch.py`): else every backend
+could choose to run as root.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEVICES = ("nvidia*", "dri/*", "kfd", "accel/*", "davinci*", "dxg")
 
 
 class User(Message, frozen=True, kw_only=True):
-    """Whom the backend runs as."""
+    """A user and its groups."""
 
     uid: int = always(int)
     gid: int = always(int)
@@ -60,9 +60,9 @@ class BackendUserState(Message, frozen=True):
     fix: str = ""
 
 
-def settle_backend_user(settings: NodeSettings, given: str) -> BackendUser:
-    """Decide, open what has to be opened, and leave word for `corral doctor`. Raises `FatalError` where a person named
-    a user that will not do."""
+def choose_backend_user(settings: NodeSettings, given: str) -> BackendUser:
+    """Choose the user, open the folders it needs, and write the choice down for `corral doctor`. Raises `FatalError`
+    when a person chose a user that cannot be used."""
     chosen = _given(settings, given) if given else _usual(settings)
     if chosen.warning:
         log.warning("backends run as the worker's own user", reason=chosen.warning)
@@ -73,7 +73,7 @@ def settle_backend_user(settings: NodeSettings, given: str) -> BackendUser:
 
 
 def _given(settings: NodeSettings, name: str) -> BackendUser:
-    """Whoever backends run as must be there, and get to their files: a start that fails later would say less."""
+    """The user that a person chose must exist and reach the files: an error at a later start would explain less."""
     try:
         user, _ = find_user(name)
     except Invalid as error:
@@ -81,9 +81,9 @@ def _given(settings: NodeSettings, name: str) -> BackendUser:
     if user is None:
         return BackendUser(name)
     _open(settings.data)
-    if (shut := _first_shut(user, settings.backends_dir, settings.models_dir)) is not None:
+    if (closed := _first_closed(user, settings.backends_dir, settings.models_dir)) is not None:
         raise FatalError(
-            f"--backend-user: {name} cannot enter {shut}: open it (chmod o+x {shut}), "
+            f"--backend-user: {name} cannot enter {closed}: open it (chmod o+x {closed}), "
             "or give another --data, --backends or --models"
         )
     return BackendUser(name)
@@ -102,17 +102,17 @@ def _usual(settings: NodeSettings) -> BackendUser:
     if settings.data.is_relative_to(ROOT_DATA):  # made with whatever umask; what is in there is closed by itself
         _open(ROOT_DATA)
     folders = (settings.data.parent, *_outside(settings), *python_places())
-    if (shut := _first_shut(user, *folders)) is not None:
+    if (closed := _first_closed(user, *folders)) is not None:
         return BackendUser(
-            warning=f"backends run as root and could read the worker's credentials: another user cannot enter {shut}",
-            fix=f"chmod o+x {shut}, or put --data and Python where others may pass, or name a user with --backend-user",
+            warning=f"backends run as root and could read the worker's credentials: another user cannot enter {closed}",
+            fix=f"chmod o+x {closed}, or move --data and Python to open folders, or name a user with --backend-user",
         )
     _open(settings.data)
     return BackendUser(name, home=_make_home(settings.data / _HOME, user))
 
 
 def unprivileged_user() -> str:
-    """The user a person made for this, else the first number that nobody has."""
+    """The user that a person created for backends, else the first free user id."""
     with contextlib.suppress(KeyError):
         return pwd.getpwnam(BACKEND_NAME).pw_name
     return next((str(number) for number in NUMBERS if not _is_known(number)), "")
@@ -125,16 +125,16 @@ def python_places() -> tuple[Path, ...]:
 
 
 def _outside(settings: NodeSettings) -> list[Path]:
-    """Folders of backends and models that a person put elsewhere."""
+    """Folders of backends and models outside the data folder."""
     return [folder for folder in (settings.backends, settings.models) if folder is not None and folder.exists()]
 
 
-def _first_shut(user: User, *folders: Path) -> Path | None:
-    return next((shut for folder in folders if (shut := find_shut(folder, user)) is not None), None)
+def _first_closed(user: User, *folders: Path) -> Path | None:
+    return next((closed for folder in folders if (closed := find_closed_folder(folder, user)) is not None), None)
 
 
 def _open(data: Path) -> None:
-    """Others may pass through the folder, not look into it; what is secret in there is closed by itself."""
+    """Let other users pass through the folder without listing it; secrets in it have permissions of their own."""
     data.chmod(data.stat().st_mode | 0o011)
 
 
@@ -159,8 +159,8 @@ def _is_known(number: int) -> bool:
 
 
 def find_user(name: str) -> tuple[User | None, dict[str, str]]:
-    """Whom backends run as, and what that means for their environment. Empty: whoever runs the worker. A number may be
-    one that no user of this machine has."""
+    """The user with this name or id, and its environment variables. Empty: the worker's own user. An id need not belong
+    to a user of this machine."""
     if not name:
         return None, {}
     if name.isdecimal():
@@ -210,8 +210,8 @@ def give_folder(folder: Path, user: User) -> None:
     os.chown(folder, user.uid, user.gid)  # last: a walk that was cut short is begun anew
 
 
-def find_shut(folder: Path, user: User) -> Path | None:
-    """The first folder on the way that this user cannot pass through, as far as the plain permissions tell."""
+def find_closed_folder(folder: Path, user: User) -> Path | None:
+    """The first folder of the path that this user cannot pass through, according to the permission bits."""
     for place in (*reversed(folder.resolve().parents), folder.resolve()):
         about = place.stat()
         shift = 6 if about.st_uid == user.uid else 3 if about.st_gid in (user.gid, *user.groups) else 0

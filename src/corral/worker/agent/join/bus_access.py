@@ -71,7 +71,9 @@ class BusOpener:
         try:
             write_atomically(path, ca_pem.encode(), mode=0o600)
         except OSError as error:
-            raise FatalError(f"cannot write {path}: {error.strerror}; make room or fix its permissions") from error
+            raise FatalError(
+                f"cannot write {path}: {error.strerror}; free disk space or fix its permissions"
+            ) from error
         return path
 
 

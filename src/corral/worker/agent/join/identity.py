@@ -1,8 +1,8 @@
-"""Who this worker is: `identity.json` in its data folder, and the lock that keeps a second worker out of it.
+"""The node's identity: `identity.json` in the data folder, and the lock that keeps a second worker out of the folder.
 
-The enrolment secret and the name are on disk before the first registration is sent. So whatever moment the worker is
-killed at, the next start knocks as the same node: by `node_token` when the reply was stored, by the enrolment when it
-was lost. A fresh identity is only made when there is none, or when the controller says that the node was deleted.
+Enrolment secret and name are on the disk before the first registration is sent. So a worker that is killed at any
+moment registers as the same node at the next start: by `node_token` if the reply was stored, else by the enrolment. A
+new identity is made only if there is none, or if the controller reports that the node was deleted.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     ca: str = ""  # PEM of the pinned CA
     signing_key: str = ""  # so that tokens can be checked before the controller is reached again
 
-    def forgotten(self) -> Identity:
-        """After a deletion: the same machine, name and cluster, but somebody new."""
+    def renewed(self) -> Identity:
+        """After a deletion: the same machine, name and cluster, but a new node."""
         return Identity(
             enrolment=new_secret(ENROLMENT),
             name=self.name,
@@ -80,8 +80,8 @@ class IdentityFile:
             known = _renamed(known, name, folder)
         return IdentityFile(folder, known, found=True)
 
-    def settle_controller(self, url: str) -> str:
-        """Where the cluster is: what the person says now, else what worked before."""
+    def choose_controller(self, url: str) -> str:
+        """The controller's URL: the given one, else the stored one."""
         if url and url != self.current.controller:
             self.store(msgspec.structs.replace(self.current, controller=url))
         if not self.current.controller:
@@ -93,7 +93,7 @@ class IdentityFile:
             write_atomically(self._path, encode(identity), mode=0o600)
         except OSError as error:
             raise FatalError(
-                f"cannot write {self._path}: {error.strerror}; make room or mend its permissions"
+                f"cannot write {self._path}: {error.strerror}; free disk space or fix its permissions"
             ) from error
         self.current = identity
 
@@ -159,7 +159,7 @@ def _note_holder(lock: IO[str], folder: Path) -> None:
         with contextlib.suppress(OSError):
             lock.close()  # it would try to write again
         raise FatalError(
-            f"cannot write in the data folder {folder}: {error.strerror}; make room or give another --data"
+            f"cannot write in the data folder {folder}: {error.strerror}; free disk space or give another --data"
         ) from error
 
 
@@ -169,7 +169,7 @@ def _open_lock(folder: Path) -> IO[str]:
         return open(folder / LOCK_FILE, "a+", opener=_private)  # closed by the caller's `with`
     except OSError as error:
         raise FatalError(
-            f"cannot use the data folder {folder}: {error.strerror}; mend its permissions or give another --data"
+            f"cannot use the data folder {folder}: {error.strerror}; fix its permissions or give another --data"
         ) from error
 
 
@@ -183,7 +183,7 @@ def _read(path: Path) -> Identity | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise FatalError(f"cannot read {path}: {error.strerror}; mend its permissions") from error
+        raise FatalError(f"cannot read {path}: {error.strerror}; fix its permissions") from error
     except Undecodable as error:
         raise FatalError(
             f"{path} is damaged ({error}): restore it, or remove it, run `corral nodes replace NAME` and join again"
@@ -191,7 +191,7 @@ def _read(path: Path) -> Identity | None:
 
 
 def _renamed(known: Identity, name: str, folder: Path) -> Identity:
-    """A name no controller has heard yet can still change; a node cannot: its name is its identity."""
+    """A name that no controller knows yet can change; the name of a registered node cannot."""
     if not known.node_id and not known.node_token:
         return msgspec.structs.replace(known, name=name, name_was_chosen=True)
     raise FatalError(

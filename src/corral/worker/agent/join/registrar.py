@@ -108,7 +108,7 @@ class Registrar:
         log.warning(
             "this node was deleted from the cluster, joining as a new one", node_id=self._identity.current.node_id
         )
-        self._identity.store(self._identity.current.forgotten())
+        self._identity.store(self._identity.current.renewed())
         self._was_deleted = True
         await self._on_deleted()
 

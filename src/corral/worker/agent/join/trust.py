@@ -1,8 +1,8 @@
-"""Whom the worker believes to be the controller: the system's roots, a PEM file, or a pinned CA
+"""Which certificates prove the controller's identity: the system's roots, a PEM file, or a pinned CA
 (docs/explanation/design.md#tls).
 
-The pin comes with the join line, by hand or by copy and paste. So `GET /ca.pem` may be asked of anybody: only the
-certificate whose SHA-256 is the pin is taken, and from then on it is the only root.
+The pin is part of the join line. So `GET /ca.pem` needs no trusted connection: only the certificate whose SHA-256 is
+the pin is accepted, and from then on it is the only root.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PIN = "sha256:"
 _PEM_LIMIT = 1 << 18
 
 
-class CaAway(Exception):
-    """`/ca.pem` could not be fetched; time may cure that."""
+class CaUnreachable(Exception):
+    """`/ca.pem` could not be fetched; a retry may succeed."""
 
 
 class WrongCa(FatalError):
-    """The pin does not fit: a typing mistake, or somebody in between."""
+    """The pin does not match: a typing mistake, or an attacker in between."""
 
 
 def is_pin(ca: str) -> bool:
@@ -59,7 +59,7 @@ def pick_pinned(pem: bytes, pin: str) -> str:
     seen = ", ".join(fingerprint(certificate) for certificate in offered) or "no certificate"
     raise WrongCa(
         f"the controller's CA is not the pinned one (it shows {seen}, --ca says {wanted}): "
-        "copy the join line again; if it is right, somebody is between you and the controller"
+        "copy the join line again; if it is right, another machine answers in place of the controller"
     )
 
 
@@ -75,7 +75,7 @@ def read_ca_file(path: Path) -> str:
 
 
 async def fetch_pinned_ca(controller_url: str, pin: str, *, timeout_s: float) -> str:
-    """Ask without verifying, believe only the pin. Raises `CaAway` or `WrongCa`."""
+    """Fetch without TLS verification, accept only the pinned certificate. Raises `CaUnreachable` or `WrongCa`."""
     unverified = ssl.create_default_context()
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE
@@ -89,11 +89,11 @@ async def fetch_pinned_ca(controller_url: str, pin: str, *, timeout_s: float) ->
             while piece := await answer.content.read(_PEM_LIMIT):
                 content += piece
                 if len(content) > _PEM_LIMIT:
-                    raise CaAway(f"{controller_url}/ca.pem is longer than any CA")
+                    raise CaUnreachable(f"{controller_url}/ca.pem is longer than any CA")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise CaAway(f"{controller_url} cannot be reached: {error or type(error).__name__}") from error
+        raise CaUnreachable(f"{controller_url} cannot be reached: {error or type(error).__name__}") from error
     if answer.status >= 500:
-        raise CaAway(f"{controller_url}/ca.pem answers {answer.status}")
+        raise CaUnreachable(f"{controller_url}/ca.pem answers {answer.status}")
     if answer.status != 200:
         raise FatalError(
             f"{controller_url}/ca.pem answers {answer.status}: does this cluster have a CA? (leave --ca out)"
@@ -101,10 +101,10 @@ async def fetch_pinned_ca(controller_url: str, pin: str, *, timeout_s: float) ->
     return pick_pinned(content, pin)
 
 
-async def settle_trust(
+async def establish_trust(
     ca: str, controller_url: str, identity: IdentityFile, *, timeout_s: float, backoff: Backoff, clock: Clock
 ) -> ssl.SSLContext | None:
-    """Whom to believe from now on; None = the system's roots. `ca` is the setting; what it led to is remembered."""
+    """The TLS context for the controller; None: the system's roots. `ca` is the setting; the certificate is stored."""
     if not controller_url.startswith("https://"):
         return None
     if ca and not is_pin(ca):
@@ -114,7 +114,7 @@ async def settle_trust(
             try:
                 _remember(identity, await fetch_pinned_ca(controller_url, ca, timeout_s=timeout_s))
                 break
-            except CaAway as away:
+            except CaUnreachable as away:
                 wait_s = backoff.next_s()
                 log.warning("the cluster's CA will be asked for again", reason=str(away), wait_s=round(wait_s, 1))
                 await clock.sleep(wait_s)

@@ -41,7 +41,7 @@ from corral.worker.agent.orders.publisher import EventPublisher
 from corral.worker.agent.orders.runner import OrderRun, OrderRunner
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.inventory import InstalledBackend
-from corral.worker.installer.progress import OrderName, ProgressPublisher
+from corral.worker.installer.progress import ProgressPublisher, ProgressSubject
 from corral.worker.installer.resolver import NotResolved
 from corral.worker.system.libraries import MissingLibraries, SystemLibraries
 from corral.worker.system.packages import PackageManager
@@ -117,7 +117,7 @@ class BackendOrders:
 
     async def cancel(self, order: CancelBackend, _tokens: Tokens) -> CancelReply:
         if order.keep:
-            self._installer.keep_what_came(order.backend)
+            self._installer.keep_download(order.backend)
         running = self._runner.cancel(order.op_id, order.backend)
         log.info("order cancelled", op=order.op_id, backend=order.backend, running=running, keep=order.keep)
         return CancelReply(success=True, running=running)
@@ -233,7 +233,7 @@ class BackendOrders:
         async def publish(event: InstallProgress) -> None:
             await self._publisher.publish(INSTALL_PROGRESS, event, op=order.op_id)
 
-        name = OrderName(order.op_id, self._publisher.node_id, order.backend, order.attempt)
+        name = ProgressSubject(order.op_id, self._publisher.node_id, order.backend, order.attempt)
         # Numbers start at the clock's milliseconds: with at most four events a second they never reach the clock, so a
         # worker that restarts goes on with higher ones.
         return ProgressPublisher(name, publish, self._clock, after_seq=int(self._clock.now().timestamp() * 1000))

@@ -35,7 +35,7 @@ from corral.worker.agent.orders.runner import OrderRun, OrderRunner
 from corral.worker.files.model_files import WorkerFiles
 from corral.worker.ingress.replicas import ReplicaRelay
 from corral.worker.installer.installer import Installer
-from corral.worker.installer.progress import OrderName, ProgressPublisher
+from corral.worker.installer.progress import ProgressPublisher, ProgressSubject
 from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.supervisor import Supervisor
 
@@ -84,7 +84,7 @@ class ReplicaOrders:
         if order.file_list:
             listed = await self._files.read_list(order.file_list, order.sources, order.source_token)
             order = msgspec.structs.replace(order, files=listed, file_list="")
-        with self._files.holding(order.files):
+        with self._files.protect(order.files):
             try:
                 await self._fetch_files(order)
                 spec = await asyncio.to_thread(spec_of, order, build, self._models_dir)
@@ -120,7 +120,9 @@ class ReplicaOrders:
             )
             await self._publisher.publish(START_REPLICA_PROGRESS, progress_event, op=order.op_id)
 
-        name = OrderName(order.op_id if order.accept else "", self._publisher.node_id, order.backend, order.attempt)
+        name = ProgressSubject(
+            order.op_id if order.accept else "", self._publisher.node_id, order.backend, order.attempt
+        )
         # The same attempt may be sent again after a restart: numbers start at the clock, as those of installs do.
         seq = int(self._clock.now().timestamp() * 1000)
         async with ProgressPublisher(name, publish, self._clock, after_seq=seq) as progress:

@@ -1,4 +1,4 @@
-"""From unpacked files to a backend one can run: find how it starts, lift what lies one folder too deep. Blocking."""
+"""Makes unpacked files runnable: finds the program, and moves files up from a single top folder. Blocking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from corral.contract.manifest import LOCALAI, Manifest
 from corral.worker.installer.records import RUN_FILE
 
 
-def settle(folder: Path, manifest: Manifest | None) -> None:
+def make_runnable(folder: Path, manifest: Manifest | None) -> None:
     """Raises BadArchive where there is nothing to start. `manifest` None: LocalAI's way, by `run.sh`."""
     word = (manifest or LOCALAI).command[0] if (manifest or LOCALAI).command else RUN_FILE
     if word.removeprefix("./") == RUN_FILE:
@@ -18,7 +18,7 @@ def settle(folder: Path, manifest: Manifest | None) -> None:
     elif "/" in word and "{" not in word and not word.startswith("/"):
         program = folder / word
         if not program.is_file():
-            raise BadArchive(f"its command starts with {word!r}, which it does not bring")
+            raise BadArchive(f"its command starts with {word!r}, which it does not contain")
         _make_executable(program, folder)
 
 
@@ -27,7 +27,7 @@ def _find_run_file(folder: Path) -> None:
     if not run_file.is_file():
         _lift(folder)
     if not run_file.is_file():
-        raise BadArchive(f"it has no {RUN_FILE}, and nobody says how else to start it")
+        raise BadArchive(f"it has no {RUN_FILE}, and its manifest names no other command")
     _make_executable(run_file, folder)
 
 
