@@ -11,10 +11,10 @@ four headers and small bodies, and streams of 64 chunks, each written by itself,
 "gateway + ingress" is the same without a controller. The target is 0.8 of nginx → nginx in every row. Then the CPU of
 each process per request.
 
-2. The proxies alone: the gateway's door with keys, limits, choice of a replica and receipts that nobody takes, and the
-worker's ingress with signed tokens and its table of processes; the client is wrk, the upstream of plain requests nginx.
-Beside them nginx → nginx, two hops of the leanest proxy there is; sglang-router, a router for engines in Rust, and
-LiteLLM's proxy, in Python as we are, each one hop. CPU is that of all hops of a system, per request or per chunk.
+2. The proxies alone: the gateway's handler with keys, limits, choice of a replica and receipts that are dropped, and
+the worker's ingress with signed tokens and its table of processes; the client is wrk, the upstream of plain requests
+nginx. Beside them nginx → nginx, two hops of the leanest proxy there is; sglang-router, a router for engines in Rust,
+and LiteLLM's proxy, in Python as we are, each one hop. CPU is that of all hops of a system, per request or per chunk.
 Targets: 0.7 of nginx → nginx, 1.5 of sglang-router. LiteLLM gets plain requests over 32 connections only: with 256 it
 answers hardly any of them in time, and it reads streams, which these here are not written for. These rows look better
 than those of the first part; docs/reference/performance.md says why, with numbers.

@@ -139,16 +139,16 @@ def systems(root: Path, upstream: int, choice: Choice) -> Iterator[list[System]]
         inside = PROXY.format(port=port, upstream=upstream)
         relay = [sys.executable, str(HERE / "plain_proxy.py"), "{port}", "{upstream}"]
         bare = [sys.executable, str(HERE / "bare_relay.py"), "{port}", "{upstream}"]
-        door = [sys.executable, str(HERE / "gateway_process.py"), "{port}", "{upstream}", "{key}"]
+        gateway = [sys.executable, str(HERE / "gateway_process.py"), "{port}", "{upstream}", "{key}"]
         found = [
             System("direct", upstream, None),
             System("nginx", port, stack.enter_context(nginx(root / "proxy", inside, port))),
             *([start("bare relay", bare, upstream)] if choice.floor else []),
             start("relay alone", relay, upstream),
-            start("gateway", door, upstream),
+            start("gateway", gateway, upstream),
         ]
         ingress = start("ingress", relay, upstream)
-        found.append(start("gateway + relay", door, ingress.port, single=True))
+        found.append(start("gateway + relay", gateway, ingress.port, single=True))
         found += [start(name, shlex.split(command), upstream) for name, command in choice.more]
         if choice.router is not None:
             found.append(start("sglang-router", sglang_router(choice.router), upstream))

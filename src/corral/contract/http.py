@@ -1,4 +1,4 @@
-"""What the relay hands to a handler, and what a handler may do with it. Bytes in, bytes out; no model is known here.
+"""The interface between the relay and its handlers. Bytes in, bytes out; the relay knows nothing of models.
 
 The relay owns sockets, parsing, framing and backpressure; a `Handler` owns the decision. `inference/`,
 `gateway/http/handler.py` and `worker/ingress` are handlers; so is anything a test writes in ten lines.
@@ -12,15 +12,15 @@ from typing import NamedTuple, Protocol
 
 Headers = Sequence[tuple[bytes, bytes]]  # names lower-case, order kept, repeats kept
 
-# An ingress's own word on its 410 and 503: no process has acted on this request, another may be asked.
+# An ingress marks its 410 and 503 with this: no process has acted on the request, another replica may get it.
 NOT_REACHED = b"x-corral-not-reached"
-# An ingress's own word on its 502: the process that had the request ended before it answered.
+# An ingress marks its 502 with this: the process that had the request ended before it responded.
 PROCESS_ENDED = b"x-corral-process-ended"
-Unwanted = Callable[[int, Headers], bool]  # of an answer's status and headers: it is not for the client
+Unwanted = Callable[[int, Headers], bool]  # by status and headers of a response: True if it is not for the client
 
 
 class Target(NamedTuple):
-    """Where a request is relayed to. Connections are pooled by it."""
+    """Where a request is relayed to. The key of the connection pool."""
 
     host: str = ""
     port: int = 0
@@ -30,14 +30,15 @@ class Target(NamedTuple):
 
 
 class Patience(NamedTuple):
-    """How long one relayed answer may keep silent; None waits for ever. Busy is not gone: prefill takes minutes."""
+    """How long one relayed response may be silent; None: no limit. A silent replica may be busy: prefill takes
+    minutes."""
 
-    first_byte_s: float | None = None  # from the whole request sent to the first byte of the answer
-    idle_s: float | None = None  # between two bytes of the answer
+    first_byte_s: float | None = None  # from the last byte of the request to the first byte of the response
+    idle_s: float | None = None  # between two bytes of the response
 
 
 class Strip:
-    """Request headers that must not reach an upstream. Make it once: the relay remembers its effect by identity."""
+    """Request headers that must not reach an upstream. Create it once: the relay caches its effect by identity."""
 
     __slots__ = ("names", "prefixes")
 
@@ -55,7 +56,7 @@ class Request:
 
     method: bytes
     path: bytes  # raw, with the query string, exactly as received
-    # What is meant for the far end: hop-by-hop headers, Content-Length, Expect and X-Request-Id are the relay's own.
+    # End-to-end headers: the relay handles hop-by-hop headers, Content-Length, Expect and X-Request-Id itself.
     headers: Headers
     http_version: str  # "1.1" or "1.0"
     peer: tuple[str, int] | None  # None on a unix socket
@@ -63,8 +64,8 @@ class Request:
     request_id: str
     body: Body
     upgrade: bytes = b""  # b"websocket" where the client asked for it; every other protocol is ignored
-    # What handlers have derived from the headers alone; other requests with the same headers find it again. Never a
-    # verdict: a key that is read out of a header once is a key for ever, a key that is valid once is not.
+    # What handlers derived from the headers alone, shared by all requests with the same headers. Never a decision: the
+    # key in a header stays the same, its validity does not.
     notes: dict[str, object] = field(default_factory=dict)
     extra: dict[str, object] = field(default_factory=dict)  # of this request alone
 
@@ -82,30 +83,30 @@ class Request:
 
 
 class Body(Protocol):
-    """A request body still on its way."""
+    """A request body that may still be arriving."""
 
     @property
     def length(self) -> int | None:
         """Declared length; None when chunked; 0 when there is none."""
 
     async def read(self, limit: int) -> bytes:
-        """The whole body; may be called again. Raises `BodyTooLarge` past `limit` bytes, as early as can be."""
+        """The whole body; may be called again. Raises `BodyTooLarge` over `limit` bytes, as early as possible."""
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Pieces as they arrive, once; reading slowly slows the client down."""
 
 
 class Responder(Protocol):
-    """The way back to the client. Exactly one of the three is called per request (`relay` again after it raised
-    `UpstreamFailed`); leaving without an answer is a 500. The connection's next request waits for the handler's return.
-    """
+    """Sends the response to the client. A handler calls exactly one of the three methods per request (`relay` again
+    after it raised `UpstreamFailed`); without a call the client gets a 500. The connection's next request waits for the
+    handler's return."""
 
     async def send(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole answer at once. Content-Length is set here."""
+        """Send a whole response. Sets Content-Length."""
 
     async def stream(self, status: int, headers: Headers, pieces: AsyncIterator[bytes]) -> None:
-        """An answer of unknown length (chunked, or closed at the end for HTTP/1.0); waits when the client is slow.
-        If the client leaves, the iterator is closed and `ClientGone` is raised."""
+        """Send a response of unknown length (chunked; closed at the end for HTTP/1.0); waits when the client is slow.
+        If the client leaves, closes the iterator and raises `ClientGone`."""
 
     async def relay(
         self,
@@ -124,23 +125,23 @@ class Responder(Protocol):
         unwanted: Unwanted | None = None,
         reads_unwanted: bool = False,
     ) -> RelayResult:
-        """Send the request to `target` and pass the answer's bytes back as they come.
+        """Send the request to `target` and pass the bytes of the response back as they arrive.
 
         The request's headers go along, less those of `strip`, plus `add`; or `headers` replaces them (hop-by-hop ones
         are removed, Host is kept unless given). `body` replaces the body (a memoryview is written without being copied:
-        what is behind it must stay); one the handler has `read` is sent again as it was. `response_headers` are added
-        to the answer's head, in place of upstream ones of the same name. `upgrade` lets a WebSocket through as a
-        tunnel. `patience` replaces the pool's own. `unwanted` is asked about answers of 400 and more before anything of
-        them is passed on; where it says so, they count as `UpstreamFailed`, at once or, with `reads_unwanted`, when the
-        body of a short one is complete.
+        its memory must stay valid); a body that the handler has `read` is sent as it was. `response_headers` are added
+        to the response, in place of upstream headers of the same name. `upgrade` lets a WebSocket through as a tunnel.
+        `patience` replaces the pool's own. `unwanted` is called for responses of 400 and more before anything of them
+        is passed on; where it returns True, `UpstreamFailed` is raised, at once or, with `reads_unwanted`, when the
+        body of a short response is complete.
 
         Raises `UpstreamFailed` while nothing has been sent to the client, so the handler may pick another target;
-        after the first byte a failure closes the client's connection and is told in the result. A client that leaves
-        is told in the result too, with status 0 where the answer had not begun."""
+        after the first byte a failure closes the client's connection and the result reports it. The result also reports
+        a client that left, with status 0 where the response had not begun."""
 
 
 class Tap(Protocol):
-    """Looks at the answer as it passes, synchronously and cheaply; never changes it."""
+    """Observes a response as it passes, synchronously and cheaply; never changes it."""
 
     def head(self, status: int, headers: Headers) -> None: ...
 
@@ -152,7 +153,7 @@ class RelayResult(NamedTuple):
     status: int
     complete: bool  # False: upstream or client broke off
     client_gone: bool
-    first_byte_s: float  # from sending the request to the first byte of the answer's head
+    first_byte_s: float  # from sending the request to the first byte of the response
     total_s: float
     bytes_sent: int  # to the client, head and framing included
 
@@ -259,7 +260,7 @@ class FastPath(Protocol):
 
 
 class RelayError(Exception):
-    """Base of what goes wrong on the wire; handlers may answer it. Unanswered, each has a status of its own."""
+    """Base of errors on the wire. A handler may respond to it; otherwise the relay does, with a status for each."""
 
 
 class BodyTooLarge(RelayError):
@@ -267,7 +268,7 @@ class BodyTooLarge(RelayError):
 
 
 class BodyBroken(RelayError):
-    """The client's body is malformed (400) or stopped coming (408)."""
+    """The client's body is malformed (400) or stopped arriving (408)."""
 
     def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message)
@@ -275,11 +276,11 @@ class BodyBroken(RelayError):
 
 
 class ClientGone(RelayError):
-    """Nobody is there to answer any more."""
+    """The client has left."""
 
 
 class UpstreamFailed(RelayError):
-    """The target could not be reached or broke before its answer began."""
+    """The target could not be reached, or failed before its response began."""
 
     def __init__(
         self,
@@ -295,7 +296,7 @@ class UpstreamFailed(RelayError):
         super().__init__(message)
         self.unresponsive = unresponsive  # the request was sent, then the target stopped responding altogether
         self.refused = refused  # connecting failed, so certainly nothing was sent; or the answer was `unwanted`
-        self.status = status  # of an answer that was unwanted
-        self.answer = answer  # its body, where that came along, or was waited for (`reads_unwanted`)
+        self.status = status  # of an unwanted response
+        self.answer = answer  # its body, where it arrived with the head or was read (`reads_unwanted`)
         self.timed_out = timed_out
-        self.resendable = resendable  # False: part of a streamed body is spent, no other target can have it
+        self.resendable = resendable  # False: part of a streamed body was sent, so no other target can get it

@@ -1,1 +1,1 @@
-"""The data plane: one public port, keys checked in memory, bytes relayed to whoever should answer."""
+"""The data plane: one public port. Checks keys in memory and relays requests to replicas or to the controller."""
