@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ import pytest
 from corral.cli.main import main
 from corral.cli.nodes.join import connection_failure, localai_environment, warn_if_unreachable
 from corral.client import LocalFleet, local_file, write_local
-from corral.kit.settings import Seconds, setting
+from corral.worker.settings import WorkerSettings
+from corral.worker.settings.node import NodeSettings
 
 
 @pytest.fixture(autouse=True)
@@ -64,20 +64,14 @@ def test_url_and_token_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@dataclass(frozen=True)
-class Settings:
-    controller: str = setting("", default="")
-    retry_cap_s: Seconds = setting("", default=Seconds(30))
-
-
 def test_an_address_without_a_listener_is_reported_with_the_cause_and_what_to_check(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        warn_if_unreachable(Settings(url))
+        warn_if_unreachable(WorkerSettings(node=NodeSettings(controller=url)))
         assert capsys.readouterr().err == ""
-    warn_if_unreachable(Settings(url))
+    warn_if_unreachable(WorkerSettings(node=NodeSettings(controller=url)))
     assert capsys.readouterr().err == (
         f"corral: cannot connect to {url}: Connection refused; the worker retries at least every 30s until Ctrl-C. "
         "Check the address, that the fleet runs there with `corral up --lan`, and that no firewall blocks the port\n"
@@ -85,7 +79,7 @@ def test_an_address_without_a_listener_is_reported_with_the_cause_and_what_to_ch
 
 
 def test_a_worker_that_has_joined_before_needs_no_address(capsys: pytest.CaptureFixture[str]) -> None:
-    warn_if_unreachable(Settings())
+    warn_if_unreachable(WorkerSettings())
     assert capsys.readouterr().err == ""
 
 

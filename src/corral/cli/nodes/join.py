@@ -99,7 +99,7 @@ def _local_bus_port(url: str) -> int:
 
 def warn_if_unreachable(settings: Any) -> None:
     """Print why the fleet cannot be reached and what to check. The worker starts in any case, and retries."""
-    url = settings.controller
+    url = value_of(settings, "controller")
     reason = connection_failure(url) if url else ""
     if not reason:
         return
