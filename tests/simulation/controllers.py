@@ -65,18 +65,18 @@ class WatchedHeartbeats(Heartbeats):
     def __init__(self, around: Surroundings, *words: Any, **known: Any) -> None:
         super().__init__(*words, **known)
         self._around = around
-        self._heard_at: dict[str, datetime] = {}
+        self._received_at: dict[str, datetime] = {}
 
     def _keep(self, beat: Heartbeat) -> None:
         super()._keep(beat)
-        self._heard_at[beat.node_id] = self._around.clock.now()
+        self._received_at[beat.node_id] = self._around.clock.now()
 
     async def flush(self) -> None:
-        due, self._heard_at = self._heard_at, {}
+        due, self._received_at = self._received_at, {}
         try:
             await super().flush()
         except BaseException:
-            self._heard_at = due | self._heard_at
+            self._received_at = due | self._received_at
             raise
         on_file = self._around.last_heartbeats() if due else {}
         for node_id, at in due.items():
@@ -167,10 +167,10 @@ class Controller:
             self.bus,
             clock,
             flush_s=9.0,
-            recorded=listening.recorded,
-            not_recorded=listening.not_recorded,
-            back=self.health.wake.set,
-            told=self.backends.inventories.on_heartbeat,
+            on_recorded=listening.recorded,
+            on_not_recorded=listening.not_recorded,
+            on_return=self.health.wake.set,
+            on_heartbeat=self.backends.inventories.on_heartbeat,
         )
         presence = Presence(store, f"{name}", clock, interval_s=_LEASE_S / 2)
         parts = (self.feed, self.heartbeats, self.health, presence, *self.backends.parts, *self.replicas.parts)

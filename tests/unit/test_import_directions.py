@@ -55,7 +55,6 @@ PURE = [
     "controller/scheduler/memory.py",
     "controller/scheduler/explain.py",
     "controller/operations/state.py",
-    "controller/operations/steps.py",
     "controller/replicas/load_jobs.py",
     "controller/replicas/lifecycle.py",
     "controller/replicas/facts.py",

@@ -10,8 +10,7 @@ import pytest
 from msgspec import structs
 
 from corral.controller.backends.plan import Done, Fail, Hold, HoldCause, Skip, Wait
-from corral.controller.operations.state import ProgressEvent, merge_progress, summarize
-from corral.controller.operations.steps import after_step
+from corral.controller.operations.state import ProgressEvent, after_step, merge_progress, summarize
 from corral.controller.orders.order import Build, Send
 from corral.store.records import ENDED, OperationNode, OperationNodeStatus, OrderKind
 

@@ -11,10 +11,10 @@ from corral.contract.admin import BackendBody, BackendVerified, JobAccepted, Pla
 from corral.controller.api.asking import AnyRequest, Plan, accept, answer_job, not_done_yet, read_operation_request
 from corral.controller.api.auth import admins, viewers
 from corral.controller.api.errors import answer
+from corral.controller.inventory.verify import BackendVerifier
 from corral.controller.operations.backend_views import BackendViews
 from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.service import Operations
-from corral.controller.operations.verify import BackendVerifier
 
 
 class NodeBackendRoutes(Controller):

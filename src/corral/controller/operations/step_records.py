@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from corral.controller.backends.plan import Done, Drop, Step, Stop
 from corral.controller.backends.rules import Unwanted, Wanted
 from corral.controller.backends.world import World
-from corral.controller.operations.state import settle
-from corral.controller.operations.steps import Shown, after_step
+from corral.controller.operations.state import Shown, after_step, settle
 from corral.controller.orders.order import Send
 from corral.store.engine.transactions import Transaction
 from corral.store.records import BackendIntent, BackendTarget, IntentStage, OperationNode, OperationNodeStatus

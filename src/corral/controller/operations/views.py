@@ -129,7 +129,7 @@ def message_of(operation: Operation, rows: Sequence[OperationNode], summary: Sum
         case OperationState.WAITING:
             waiting = ", ".join(sorted(row.node_name for row in rows if row.waits))
             return f"waits for {waiting}"
-        case OperationState.UNDER_WAY:
+        case OperationState.RUNNING:
             if operation.kind == FETCH:
                 return "files are fetched to the controller"
             if summary.processed:

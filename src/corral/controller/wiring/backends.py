@@ -10,6 +10,7 @@ from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.reconcile import ReconcileIntervals, Reconciler
 from corral.controller.backends.upgrades import UpgradeCheck
 from corral.controller.inventory.collector import InventoryCollector
+from corral.controller.inventory.verify import BackendVerifier
 from corral.controller.operations.accept import AcceptedOperation, OperationAcceptor
 from corral.controller.operations.backend_views import BackendViews
 from corral.controller.operations.progress import ProgressCollector
@@ -17,7 +18,6 @@ from corral.controller.operations.requests import OperationKind, parse_request
 from corral.controller.operations.resolve import RequestResolver
 from corral.controller.operations.service import Operations
 from corral.controller.operations.step_records import record_steps
-from corral.controller.operations.verify import BackendVerifier
 from corral.controller.orders.backend_calls import BackendCalls, CallTimeouts
 from corral.controller.orders.dispatch import CallLimits
 from corral.controller.registry.changes import NodeChanges
