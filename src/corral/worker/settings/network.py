@@ -41,20 +41,20 @@ class IngressSettings:
     """Where the ingress listens, and the address that the cluster reaches it by."""
 
     host: str = setting(
-        "address the ingress listens on; empty = loopback with a controller on this machine, else every interface",
+        "address of the ingress; empty = loopback if the controller is on this machine, else every interface",
         default="",
         aliases=("LOCALAI_HTTP_ADDR",),
         parse=_only_host,
     )
     port: int | None = setting(
-        "port of the ingress (50050, or a free one when that is taken); 0 = any free one",
+        "port of the ingress (50050, or a free one if that is in use); 0 = any free port",
         default=None,
         aliases=("LOCALAI_HTTP_ADDR",),
         parse=_only_port,
         check=valid_port,
     )
     advertise: str = setting(
-        "host or host:port under which the cluster reaches the ingress; empty = the address the controller sees",
+        "host or host:port at which the cluster reaches the ingress; empty = the address that the controller sees",
         default="",
         aliases=("LOCALAI_ADVERTISE_HTTP_ADDR",),
         parse=str.strip,
@@ -74,7 +74,7 @@ class LocalAISettings:
         advanced=True,
     )
     advertise_address: str = setting(
-        "gRPC address told to a LocalAI controller",
+        "gRPC address to register with a LocalAI controller",
         default="",
         aliases=("LOCALAI_ADVERTISE_ADDR",),
         check=_host_port,
@@ -101,7 +101,7 @@ class BusSettings:
     """Where the bus is, where the controller does not say so, and how to authenticate there."""
 
     bus_urls: tuple[str, ...] = setting(
-        "where the bus is; empty = where the controller says. A LocalAI controller does not say",
+        "URLs of the bus; empty = the URLs from the controller (a LocalAI controller sends none)",
         default=(),
         secret=True,  # a NATS URL may carry a password
         aliases=("LOCALAI_NATS_URL",),
@@ -124,7 +124,7 @@ class BusSettings:
         advanced=True,
     )
     bus_ca: Path | None = setting(
-        "CA of the bus (PEM); empty = what the controller says",
+        "CA of the bus (PEM); empty = the CA from the controller",
         default=None,
         aliases=("LOCALAI_NATS_TLS_CA",),
         advanced=True,

@@ -85,7 +85,7 @@ class NodeSettings:
     )
     token_file: Path | None = setting("file with the join token", default=None)
     ca: str = setting(
-        "whom to trust over https: sha256:… as in the join line, or a PEM file; empty = what the system trusts",
+        "CA of the controller: sha256:… as in the join line, or a PEM file; empty = the CAs of the system",
         default="",
         parse=str.strip,
         check=_ca,
@@ -154,16 +154,19 @@ class RegistrationSettings:
     """How often and how long the worker tries to reach its controller."""
 
     retry_first_s: Seconds = setting(
-        "wait before the second try to register", default=Seconds(2), check=positive, advanced=True
+        "delay before the second attempt to register", default=Seconds(2), check=positive, advanced=True
     )
     retry_cap_s: Seconds = setting(
-        "longest wait between tries to register", default=Seconds(30), check=positive, advanced=True
+        "longest delay between attempts to register", default=Seconds(30), check=positive, advanced=True
     )
     approval_poll_s: Seconds = setting(
-        "how often a node that waits for approval asks", default=Seconds(5), check=positive, advanced=True
+        "interval at which a node that waits for approval asks the controller",
+        default=Seconds(5),
+        check=positive,
+        advanced=True,
     )
     http_timeout_s: Seconds = setting(
-        "how long one call to the controller may take", default=Seconds(10), check=positive, advanced=True
+        "timeout of a call to the controller", default=Seconds(10), check=positive, advanced=True
     )
 
     def __post_init__(self) -> None:
@@ -176,19 +179,19 @@ class HeartbeatSettings:
     """How often the worker reports to its controller."""
 
     heartbeat_interval_s: Seconds = setting(
-        "how often the worker says that it lives",
+        "interval between heartbeats",
         default=Seconds(10),
         aliases=("LOCALAI_HEARTBEAT_INTERVAL",),
         check=positive,
     )
     http_heartbeat_every: int = setting(
-        "each so many-th heartbeat also goes over HTTP, where the controller can answer",
+        "every Nth heartbeat also goes over HTTP, which lets the controller respond",
         default=6,
         check=at_least_one,
         advanced=True,
     )
     load_interval_s: Seconds = setting(
-        "requests under way are told no more often than this, and only while they change",
+        "shortest interval between reports of requests in flight",
         default=Seconds(0.25),
         check=positive,
         advanced=True,
@@ -200,16 +203,19 @@ class ShutdownSettings:
     """How long a worker may take to leave the cluster, or to hand over to a new worker."""
 
     drain_timeout_s: Seconds = setting(
-        "on leaving: how long requests under way may take to end", default=Seconds(30), check=positive
+        "on leaving: how long requests in flight may take to end", default=Seconds(30), check=positive
     )
     leave_timeout_s: Seconds = setting(
-        "on leaving: how long all of it may take", default=Seconds(90), check=positive, advanced=True
+        "on leaving: how long draining, stopping and deregistering may take together",
+        default=Seconds(90),
+        check=positive,
+        advanced=True,
     )
     reload_timeout_s: Seconds = setting(
-        "on reload: how long the new worker may take to take over", default=Seconds(60), check=positive, advanced=True
+        "on reload: timeout for the new worker to take over", default=Seconds(60), check=positive, advanced=True
     )
     reload_drain_s: Seconds = setting(
-        "on reload: how long requests under way may take to end in the old worker",
+        "on reload: how long requests in flight may take to end in the old worker",
         default=Seconds(600),
         check=positive,
         advanced=True,

@@ -61,7 +61,7 @@ class ProcessSettings:
         "folder of running backend processes and their logs; empty = processes in the data folder", default=None
     )
     backend_ports: str = setting(
-        "ports on loopback that backends get: FIRST-LAST", default="20000-29999", check=_port_range
+        "range of ports on loopback for backends: FIRST-LAST", default="20000-29999", check=_port_range
     )
     backend_user: str = setting(
         "user that backends run as, by name or number. Empty: a user without rights where the worker is root "
@@ -70,13 +70,13 @@ class ProcessSettings:
         parse=str.strip,
     )
     backend_env: tuple[str, ...] = setting(
-        "further variables of the worker's environment that backends may see", default=()
+        "additional variables of the worker's environment that backends get", default=()
     )
     backend_grace_s: Seconds = setting(
-        "how long a backend has to end by itself before it is killed", default=Seconds(15), check=positive
+        "time between SIGTERM and SIGKILL when a backend is stopped", default=Seconds(15), check=positive
     )
     backend_kill_wait_s: Seconds = setting(
-        "how long a killed backend may take to be gone", default=Seconds(10), check=positive, advanced=True
+        "how long a killed backend may take to end", default=Seconds(10), check=positive, advanced=True
     )
     backend_free_timeout_s: Seconds = setting(
         "how long a backend may take to release its memory before it is stopped",
@@ -85,27 +85,30 @@ class ProcessSettings:
         advanced=True,
     )
     backend_poll_s: Seconds = setting(
-        "rest between two looks at a backend that starts", default=Seconds(0.2), check=positive, advanced=True
+        "interval between readiness checks of a backend that starts",
+        default=Seconds(0.2),
+        check=positive,
+        advanced=True,
     )
     backend_probe_timeout_s: Seconds = setting(
-        "how long a starting backend may take to answer one look", default=Seconds(2), check=positive, advanced=True
+        "timeout of one readiness check", default=Seconds(2), check=positive, advanced=True
     )
     backend_shim_timeout_s: Seconds = setting(
-        "how long the small parent of a backend may take to start", default=Seconds(20), check=positive, advanced=True
+        "timeout for the start of a backend's shim", default=Seconds(20), check=positive, advanced=True
     )
-    backend_port_rest_s: Seconds = setting(
-        "how long a port that was used is given to nobody", default=Seconds(15), advanced=True
-    )
+    backend_port_rest_s: Seconds = setting("how long a released port stays unused", default=Seconds(15), advanced=True)
     backend_port_claim_s: Seconds = setting(
-        "how long a port that was used is kept for the model that had it", default=Seconds(300), advanced=True
+        "how long a released port is reserved for the model that used it", default=Seconds(300), advanced=True
     )
-    backend_log_bytes: int = setting("size at which a backend's log file is turned", default=8 << 20, check=_log_size)
+    backend_log_bytes: int = setting(
+        "size in bytes at which a backend's log file is rotated", default=8 << 20, check=_log_size
+    )
     backend_log_files: int = setting("log files kept of one backend process", default=4, check=at_least_one)
     backend_log_lines: int = setting(
-        "lines per process kept in memory for those who ask", default=1000, check=at_least_one, advanced=True
+        "log lines of each process kept in memory", default=1000, check=at_least_one, advanced=True
     )
     backend_logs_kept: int = setting(
-        "ended processes of one model whose logs stay on the disk", default=3, check=at_least_one, advanced=True
+        "ended processes of each model whose logs are kept on the disk", default=3, check=at_least_one, advanced=True
     )
 
     @property

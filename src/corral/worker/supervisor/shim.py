@@ -300,18 +300,18 @@ class Listener:
 class Shim:
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec = spec
-        self.door = socket.socket(socket.AF_UNIX)
+        self.server = socket.socket(socket.AF_UNIX)
         if os.path.lexists("socket"):
             os.unlink("socket")
-        self.door.bind("socket")
+        self.server.bind("socket")
         os.chmod("socket", 0o600)
-        self.door.listen(8)
-        self.door.setblocking(False)
+        self.server.listen(8)
+        self.server.setblocking(False)
         self.poll = select.poll()
         self.listeners: dict[int, Listener] = {}
         self.deadline = 0.0  # when what is left is killed; 0: nobody asked for an end
-        self.asked = False
-        self.told: set[int] = set()
+        self.stop_requested = False
+        self.signalled: set[int] = set()
         self.met = False  # nobody has connected yet
         woken, wake = os.pipe()
         for end in (woken, wake):
@@ -337,13 +337,13 @@ class Shim:
         os.close(ready)
         if self.child.error:
             self.log.say(self.child.error)
-        for descriptor in (self.door.fileno(), self.woken, *self.child.pipes):
+        for descriptor in (self.server.fileno(), self.woken, *self.child.pipes):
             self.poll.register(descriptor, select.POLLIN)
         while not self.over():
             self.turn()
         self.drain()
         code, number = self.child.reap()
-        how = {"code": code, "signal": number, "asked": self.asked, "error": self.child.error, "at": stamp()}
+        how = {"code": code, "signal": number, "asked": self.stop_requested, "error": self.child.error, "at": stamp()}
         write_whole("exit.json", {**self.me, **how})
         self.wait_for_company()
         for listener in self.listeners.values():
@@ -355,17 +355,17 @@ class Shim:
     def turn(self) -> None:
         left_s = self.deadline - time.monotonic()
         wait_s = None if not self.deadline else left_s if left_s > 0 else KILL_AGAIN_S
-        heard = False
+        has_output = False
         for descriptor, event in self.poll.poll(None if wait_s is None else wait_s * 1000 + 1):
             if descriptor in self.child.pipes:
-                heard |= self.read_output(descriptor)
-            elif descriptor == self.door.fileno():
+                has_output |= self.read_output(descriptor)
+            elif descriptor == self.server.fileno():
                 self.welcome()
             elif descriptor == self.woken:
                 self.read_signals()
             elif descriptor in self.listeners:
                 self.serve(descriptor, event)
-        if heard:
+        if has_output:
             for listener in self.listeners.values():
                 listener.ring()
         for descriptor, listener in self.listeners.items():
@@ -381,9 +381,9 @@ class Shim:
             self.child.kill()
             ended = self.child.ended()
         left = self.child.others()
-        if ended and now < self.deadline:  # those who left the group have not heard yet
-            for pid in set(left) - self.told:
-                self.told.add(pid)
+        if ended and now < self.deadline:  # those who left the group have not has_output yet
+            for pid in set(left) - self.signalled:
+                self.signalled.add(pid)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGTERM)
         return ended and (not left or now > self.deadline + GIVE_UP_S)
@@ -409,15 +409,15 @@ class Shim:
 
     def wait_for_company(self) -> None:
         """A backend may be over before the worker that started it has connected: it shall hear of it all the same."""
-        door = select.poll()
-        door.register(self.door.fileno(), select.POLLIN)
-        while door.poll(0 if self.met else COMPANY_S * 1000):
+        waiting = select.poll()
+        waiting.register(self.server.fileno(), select.POLLIN)
+        while waiting.poll(0 if self.met else COMPANY_S * 1000):
             self.welcome()
 
     def welcome(self) -> None:
         self.met = True
         try:
-            sock, _ = self.door.accept()
+            sock, _ = self.server.accept()
         except OSError:
             return
         self.listeners[sock.fileno()] = Listener(sock, self.me)
@@ -450,7 +450,7 @@ class Shim:
 
     def stop(self, grace_s: float) -> None:
         """Asked again with less patience, the earlier end counts."""
-        self.asked = True
+        self.stop_requested = True
         until = time.monotonic() + grace_s
         self.deadline = min(self.deadline, until) if self.deadline else until
         if grace_s > 0:
