@@ -114,7 +114,7 @@ async def test_a_model_is_installed_loaded_changed_and_deleted(person: Watched, 
     await expect(page.get_by_text("smollm2-135m edited.")).to_be_visible()
     await choose(page, "smollm2-135m", "Unload…")
     await page.get_by_role("button", name="Unload", exact=True).click()
-    await expect(page.get_by_text("is scheduled to have replicas: change its schedule first")).to_be_visible()
+    await expect(page.get_by_text("requires replicas: change its schedule first")).to_be_visible()
 
     await choose(page, "smollm2-135m", "Delete…")
     await page.get_by_role("dialog", name="Delete smollm2-135m?").get_by_role("button", name="Delete").click()

@@ -17,15 +17,14 @@ from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.orders.backend_calls import CallTimeouts
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
-from corral.controller.replicas.file_provisioner import FilesOfModels
-from corral.controller.replicas.reconcile import Pace as ReplicaPace
+from corral.controller.replicas.file_provisioner import FileSource
 from corral.controller.replicas.reconcile import ReplicaOptions
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
 from corral.controller.scheduler.world import Policy
 from corral.controller.wiring.backends import BackendOptions, Backends
-from corral.controller.wiring.replicas import Needs, Replicas, ReplicaSettings, ReplicaTimes
+from corral.controller.wiring.replicas import ReplicaDependencies, Replicas
 from corral.kit.clock import Clock
 from corral.kit.errors import OutcomeUnknown, Unavailable
 from corral.store.engine.inline_sqlite import StepHook, TransactionStep
@@ -50,12 +49,14 @@ OPTIONS = BackendOptions(
 )
 
 
-REPLICAS = ReplicaSettings(
-    ReplicaOptions(
-        pace=ReplicaPace(every_s=30.0, busy_s=6.0, rest_s=1.5, strays_every_s=60.0),
-        policy=Policy(down_after_s=60.0),
-    ),
-    ReplicaTimes(fresh_s=3.5 * LOAD_AGAIN_S, learn_every_s=300.0),
+REPLICAS = ReplicaOptions(
+    interval_s=30.0,
+    busy_interval_s=6.0,
+    rest_s=1.5,
+    orphan_interval_s=60.0,
+    policy=Policy(down_after_s=60.0),
+    fresh_s=3.5 * LOAD_AGAIN_S,
+    usage_interval_s=300.0,
 )
 
 
@@ -116,7 +117,7 @@ class Surroundings(Protocol):
     def catalogue(self) -> Catalogue: ...
 
     @property
-    def files(self) -> FilesOfModels: ...
+    def files(self) -> FileSource: ...
 
     def clock_of(self, name: str) -> Clock: ...
 
@@ -147,8 +148,10 @@ class Controller:
         self.changes = NodeChanges(store, self.feed)
         leadership = Leadership(store, f"{name}/{life}", ttl_s=_LEASE_S)
         self.backends = Backends(store, self.bus, around.catalogue, leadership, self.changes, self.feed, clock, OPTIONS)
-        needs = Needs(Known(store), around.files, around.catalogue, self.backends.acceptor, self.changes)
-        self.replicas = Replicas(store, self.bus, leadership, self.feed, clock, needs, REPLICAS)
+        dependencies = ReplicaDependencies(
+            Known(store), around.files, around.catalogue, self.backends.acceptor, self.changes
+        )
+        self.replicas = Replicas(store, self.bus, leadership, self.feed, clock, dependencies, REPLICAS)
         listening = ObservationWindow(self.bus, clock, longest_gap_s=STALE_AFTER_S / 2)
         self.health = HealthMonitor(
             store,

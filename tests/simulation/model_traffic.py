@@ -195,7 +195,7 @@ class Clients:
         if controller is None:
             return
         try:
-            status = await controller.asked(lambda: controller.replicas.loads.ask(model))
+            status = await controller.asked(lambda: controller.replicas.loads.request(model))
             self.house.note("client", "asks for", model, status.state)
             self.house.asked.add(model)
         except Died:

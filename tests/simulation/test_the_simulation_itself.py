@@ -223,9 +223,9 @@ def test_starts_that_nobody_asks_about_again_are_noticed(template: Path) -> None
     """An order is believed to have arrived, whatever the node lists."""
     honest = life._ordered
 
-    def believes(row: Any, place: Any, now: Any, epoch: int, times: Any) -> Any:
-        there = place.known and place.process_of(row) is not None
-        return honest(row, place, now, epoch, times) if there else life.Keep(row)
+    def believes(row: Any, host: Any, now: Any, epoch: int, times: Any) -> Any:
+        there = host.known and host.process_of(row) is not None
+        return honest(row, host, now, epoch, times) if there else life.Keep(row)
 
     assert "not at rest" in break_something(template, mock.patch.object(life, "_ordered", believes))
 

@@ -39,8 +39,8 @@ from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.models.schedules import Schedules
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.nodes import NodeAdmin
-from corral.controller.replicas.listing import ReplicaRows
-from corral.controller.replicas.loads import Loads
+from corral.controller.replicas.listing import ReplicaListing
+from corral.controller.replicas.loads import LoadService
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
@@ -180,8 +180,8 @@ def _page_app(
     models = models_of(store, feed)
     services |= {"models": models, "schedules": Schedules(store, feed), "receipts": ReceiptService(store, clock)}
     services |= {
-        "loads": Loads(store, models, feed, clock),
-        "replica_rows": ReplicaRows(store, ActivityTracker(bus, clock)),
+        "loads": LoadService(store, models, feed, clock),
+        "replica_rows": ReplicaListing(store, ActivityTracker(bus, clock)),
     }
     unused = dict.fromkeys(
         (

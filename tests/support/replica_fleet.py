@@ -41,11 +41,11 @@ from corral.contract.models import Definition, read_definition
 from corral.contract.view import ViewReplica
 from corral.controller.inventory.routing import read_routing
 from corral.controller.models.edits import Origin, next_row
-from corral.controller.replicas.lifecycle import Times
+from corral.controller.replicas.lifecycle import LifecycleTimes
 from corral.controller.replicas.load_jobs import Cooldown
-from corral.controller.replicas.reconcile import Pace, ReplicaOptions
+from corral.controller.replicas.reconcile import ReplicaOptions
 from corral.controller.scheduler.world import Policy
-from corral.controller.wiring.replicas import Needs, Replicas, ReplicaSettings, ReplicaTimes
+from corral.controller.wiring.replicas import ReplicaDependencies, Replicas
 from corral.kit.errors import CorralError
 from corral.store.records import DesiredReplica
 from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
@@ -57,21 +57,24 @@ from tests.support.scripted_worker import CorralWorker
 from tests.support.waiting import until
 
 GIB = 1024**3
-QUICK = ReplicaSettings(
-    ReplicaOptions(
-        pace=Pace(every_s=0.2, busy_s=0.05, rest_s=0.002, strays_every_s=0.2),
-        times=Times(
-            ask_again=timedelta(seconds=0.3),
-            our_fault=timedelta(seconds=0.1),
-            believe=timedelta(seconds=0.5),
-            settle=timedelta(seconds=0.05),
-            stop_again=timedelta(seconds=0.5),
-            orphan=timedelta(seconds=0.3),
-        ),
-        cooldown=Cooldown(first=timedelta(seconds=0.5), longest=timedelta(seconds=2)),
-        policy=Policy(evict_after_idle_s=0.1, evict_after_ready_s=0.1, up_after_s=0.2, down_after_s=60.0),
+QUICK = ReplicaOptions(
+    interval_s=0.2,
+    busy_interval_s=0.05,
+    rest_s=0.002,
+    orphan_interval_s=0.2,
+    times=LifecycleTimes(
+        resend_after=timedelta(seconds=0.3),
+        send_retry=timedelta(seconds=0.1),
+        listing_grace=timedelta(seconds=0.5),
+        drain_grace=timedelta(seconds=0.05),
+        stop_retry=timedelta(seconds=0.5),
+        orphan_after=timedelta(seconds=0.3),
     ),
-    ReplicaTimes(accept_s=5.0, second_try_s=0.02, fresh_s=0.2),
+    cooldown=Cooldown(first=timedelta(seconds=0.5), longest=timedelta(seconds=2)),
+    policy=Policy(evict_after_idle_s=0.1, evict_after_ready_s=0.1, up_after_s=0.2, down_after_s=60.0),
+    accept_s=5.0,
+    second_try_s=0.02,
+    fresh_s=0.2,
 )
 
 
@@ -94,7 +97,7 @@ class ReplicaWorker(CorralWorker):
         self.processes: dict[str, ReplicaProcess] = {}
         self.started: list[dict[str, Any]] = []
         self.models_at_start: list[set[str]] = []  # what ran here whenever a process was added
-        self.told: list[dict[str, Any]] = []  # every order for a replica, as it came
+        self.replica_orders: list[dict[str, Any]] = []  # every order for a replica, as received
         self._ended: dict[tuple[str, int], ReplicaResult] = {}
         self._at: set[tuple[str, int]] = set()
         self._loads = 0
@@ -103,8 +106,8 @@ class ReplicaWorker(CorralWorker):
     async def start(self) -> ReplicaWorker:
         await super().start()
         for call, serve in ((START_REPLICA, self._start_replica), (STOP_REPLICA, self._stop_replica)):
-            told: Any = self.bus.serve
-            self._subscriptions.append(await told(call, serve, concurrency=16, node=self.node_id))
+            serve_call: Any = self.bus.serve
+            self._subscriptions.append(await serve_call(call, serve, concurrency=16, node=self.node_id))
         self._start(self._keep_beating())
         return self
 
@@ -158,7 +161,7 @@ class ReplicaWorker(CorralWorker):
 
     async def _start_replica(self, order: StartReplica, _tokens: object) -> ReplicaReply:
         body = self._note("replica.start", order)
-        self.told.append(body)
+        self.replica_orders.append(body)
         assert body["accept"] is True
         key = (order.op_id, order.attempt)
         if key in self._ended:
@@ -205,7 +208,7 @@ class ReplicaWorker(CorralWorker):
         await self.bus.publish(START_REPLICA_RESULT, result, node=self.node_id, op=result.op_id)
 
     async def _stop_replica(self, order: StopReplica, _tokens: object) -> ReplicaReply:
-        self.told.append(self._note("replica.stop", order))
+        self.replica_orders.append(self._note("replica.stop", order))
         if order.process_id in self.processes:
             await self.lose(order.process_id)
         return ReplicaReply(success=True, accepted=order.accept, process_id=order.process_id)
@@ -245,14 +248,14 @@ class ReplicaFleet:
     def loads(self) -> Any:
         return next(iter(self.replicas.values())).loads
 
-    def add(self, controller: Controller, settings: ReplicaSettings = QUICK, *, start: bool = True) -> Replicas:
+    def add(self, controller: Controller, settings: ReplicaOptions = QUICK, *, start: bool = True) -> Replicas:
         made = Replicas(
             controller.store,
             controller.bus,
             controller.leadership,
             controller.feed,
             self.fleet.clock,
-            Needs(
+            ReplicaDependencies(
                 models_of(controller.store, controller.feed),
                 self.files,
                 self.fleet.catalogue,
@@ -317,7 +320,7 @@ class ReplicaFleet:
         self._touched("models")
 
     async def ask(self, model: str) -> LoadStatus:
-        found: LoadStatus = await self.loads.ask(model)
+        found: LoadStatus = await self.loads.request(model)
         return found
 
     async def status(self, model: str) -> LoadStatus | None:
@@ -379,7 +382,7 @@ class ReplicaFleet:
 
 @contextlib.asynccontextmanager
 async def open_replica_fleet(
-    url: str, *, settings: ReplicaSettings = QUICK, yard: Yard | None = None
+    url: str, *, settings: ReplicaOptions = QUICK, yard: Yard | None = None
 ) -> AsyncIterator[ReplicaFleet]:
     async with open_fleet(url, yard=yard) as fleet:
         made = ReplicaFleet(fleet)

@@ -15,7 +15,7 @@ from corral.controller.replicas.lifecycle import HEALTHY
 from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 
 Key = tuple[str, str, int]  # node, model, replica
-ROOM = "it makes room for "  # how the reason of one begins that was evicted
+EVICTED_FOR = "it was evicted for "  # the reason of a replica that was evicted begins so
 UNUSED = "unused for more than "  # how the reason of one begins that was scaled down
 ADOPTED = "adopted-"  # how the order id of one begins that was found running
 
@@ -78,7 +78,7 @@ def ended_too_many(before: ReplicaFacts, after: ReplicaFacts) -> list[str]:
         row.model
         for key, row in after.rows.items()
         if row.stage == ReplicaStage.LEAVING
-        and row.reason.startswith((ROOM, UNUSED))
+        and row.reason.startswith((EVICTED_FOR, UNUSED))
         and key in before.rows
         and before.rows[key].stage == ReplicaStage.RUNNING
     ]
@@ -170,17 +170,17 @@ def _wrong_revision(row: DesiredReplica, moments: Sequence[ReplicaFacts]) -> str
 
 def _misplaced(row: DesiredReplica, moments: Sequence[ReplicaFacts]) -> str:
     """New work goes where it may, and where there is memory for it."""
-    where = f"{row.model} is placed on {row.node_id}"
+    placed = f"{row.model} is placed on {row.node_id}"
     if not any(facts.statuses.get(row.node_id) == HEALTHY for facts in moments):
-        return f"{where}, which is {moments[-1].statuses.get(row.node_id, 'gone')}"
+        return f"{placed}, which is {moments[-1].statuses.get(row.node_id, 'gone')}"
     if all(row.node_id in facts.bus_down for facts in moments):
-        return f"{where}, which hears no orders"
+        return f"{placed}, which hears no orders"
     if all(row.model in facts.selected and row.node_id not in facts.selected[row.model] for facts in moments):
-        return f"{where}, which its schedule does not select"
+        return f"{placed}, which its schedule does not select"
     there = [each for each in moments[-1].rows.values() if each.node_id == row.node_id and not each.devices]
     if row.devices or any(_holds(there, facts.memory.get(row.node_id, Memory())) for facts in moments):
         return ""
-    return f"{where}, whose memory does not hold it: {moments[-1].memory.get(row.node_id)}"
+    return f"{placed}, whose memory does not hold it: {moments[-1].memory.get(row.node_id)}"
 
 
 def _meets_rivals(row: DesiredReplica, moments: Sequence[ReplicaFacts]) -> list[str]:

@@ -57,7 +57,7 @@ PURE = [
     "controller/operations/state.py",
     "controller/replicas/load_jobs.py",
     "controller/replicas/lifecycle.py",
-    "controller/replicas/facts.py",
+    "controller/replicas/plan_input.py",
     "controller/replicas/scheduler_replicas.py",
     "controller/replicas/plan.py",
     "controller/inventory/routable.py",

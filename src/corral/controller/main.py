@@ -28,8 +28,7 @@ from corral.controller.wiring.files import fetch_pace, open_model_files
 from corral.controller.wiring.localai import open_localai
 from corral.controller.wiring.models import open_models
 from corral.controller.wiring.nodes import assemble_nodes
-from corral.controller.wiring.replica_options import replica_settings
-from corral.controller.wiring.replicas import Needs, Replicas
+from corral.controller.wiring.replicas import ReplicaDependencies, Replicas, replica_options
 from corral.controller.wiring.runtime import open_runtime
 from corral.controller.wiring.services import api_services
 from corral.kit.clock import Clock, SystemClock
@@ -81,7 +80,7 @@ async def serve(
         localai = await opened.enter_async_context(
             open_localai(settings, runtime, trust, catalogue, files.files, runtime.changes.mark_unreachable)
         )
-        needs = Needs(
+        dependencies = ReplicaDependencies(
             models.models,
             fetches,
             catalogue,
@@ -92,13 +91,13 @@ async def serve(
             orders=localai.orders if localai is not None else None,
             keep_list=files.files.keep_list,
         )
-        replicas = Replicas(store, bus, leadership, runtime.feed, clock, needs, replica_settings(settings))
+        replicas = Replicas(store, bus, leadership, runtime.feed, clock, dependencies, replica_options(settings))
         nodes = assemble_nodes(
             settings,
             runtime,
             trust,
             on_heartbeat=backends.inventories.on_heartbeat,
-            in_flight_of=replicas.quiet.of_node,
+            in_flight_of=replicas.activity.of_node,
             blob_url=files.url,
         )
         presence = Presence(

@@ -16,7 +16,7 @@ from corral.blobs.errors import BadArchive, NoSpace, TooLarge, UnsafeArchive
 from corral.contract.messages.replicas import ReplicaFile
 from corral.controller.files.model_files import ModelFiles
 from corral.controller.files.wanted import still_meant
-from corral.controller.replicas.world import files_known
+from corral.controller.replicas.snapshot import files_known
 from corral.kit.errors import Invalid
 from corral.store.tables import model_files
 from tests.integration.controller.test_files_of_models import Site, listed, site

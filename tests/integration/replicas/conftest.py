@@ -18,8 +18,8 @@ __all__ = ["fleet", "local", "patient", "patient_fleet", "postgres", "postgres_u
 # process ever stands still.
 PATIENT = replace(
     QUICK,
-    loop=replace(QUICK.loop, cooldown=Cooldown(first=timedelta(seconds=3), longest=timedelta(seconds=3))),
-    times=replace(QUICK.times, fresh_s=2.0),
+    cooldown=Cooldown(first=timedelta(seconds=3), longest=timedelta(seconds=3)),
+    fresh_s=2.0,
 )
 
 

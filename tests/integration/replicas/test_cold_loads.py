@@ -12,7 +12,7 @@ from corral.store.tables import load_jobs
 from tests.support.replica_fleet import ReplicaFleet
 from tests.support.waiting import until
 
-AWAY = "registry.test does not answer"
+REGISTRY_DOWN = "registry.test does not answer"
 
 
 async def test_a_load_from_nothing_installs_stages_starts_and_is_done(fleet: ReplicaFleet) -> None:
@@ -58,11 +58,11 @@ async def test_while_a_build_is_looked_up_that_is_what_is_told(local: ReplicaFle
     local.fleet.catalogue.slow = asyncio.Event()
     await local.ask("m")
 
-    async def told() -> bool:
+    async def is_reported() -> bool:
         status = await local.status("m")
         return status is not None and status.message == "looking up a build of llama-cpp for barn …"
 
-    await until(told, "what is being looked up")
+    await until(is_reported, "what is being looked up")
     local.fleet.catalogue.slow.set()
     await local.until_ready("m")
 
@@ -102,7 +102,7 @@ async def test_a_load_on_a_node_that_cannot_be_heard_says_so(
     await local.ask("m")
     await until(lambda: barn.processes)
     barn.silent = True
-    expected = f"it is starting on barn, but no report arrives from there: {reason}"
+    expected = f"starting on barn, but no report arrives from there: {reason}"
 
     async def is_told() -> bool:
         await local.set_node("barn", **columns)  # each time: a heartbeat from before may be written late
@@ -183,7 +183,7 @@ async def test_a_model_no_node_can_ever_run_fails_with_the_reasons(local: Replic
 
 
 async def test_an_installed_backend_needs_no_registry(local: ReplicaFleet) -> None:
-    local.fleet.catalogue.builds["llama-cpp"]["*"] = Unavailable(AWAY)
+    local.fleet.catalogue.builds["llama-cpp"]["*"] = Unavailable(REGISTRY_DOWN)
     await local.worker("barn", has="llama-cpp")
     await local.define("m")
     await local.ask("m")
@@ -192,27 +192,29 @@ async def test_an_installed_backend_needs_no_registry(local: ReplicaFleet) -> No
 
 
 async def test_a_registry_that_cannot_be_reached_is_told_to_those_who_wait(local: ReplicaFleet) -> None:
-    local.fleet.catalogue.builds["llama-cpp"]["*"] = Unavailable(AWAY)
+    local.fleet.catalogue.builds["llama-cpp"]["*"] = Unavailable(REGISTRY_DOWN)
     await local.worker("barn")
     await local.worker("shed", status="draining")
     await local.define("m")
     await local.ask("m")
 
-    async def told() -> bool:
+    async def is_reported() -> bool:
         status = await local.status("m")
-        return status is not None and f"barn: llama-cpp: its build could not be found out: {AWAY}" in status.message
+        return (
+            status is not None and f"barn: llama-cpp: the lookup of its build failed: {REGISTRY_DOWN}" in status.message
+        )
 
-    await until(told, "the cause")
+    await until(is_reported, "the cause")
 
 
 async def test_without_a_node_it_waits_and_goes_on_when_one_joins(local: ReplicaFleet) -> None:
     await local.define("m")
     await local.ask("m")
 
-    async def told() -> bool:
+    async def is_reported() -> bool:
         status = await local.status("m")
         return status is not None and "no nodes" in status.message
 
-    await until(told)
+    await until(is_reported)
     await local.worker("barn", has="llama-cpp")
     await local.until_ready("m")

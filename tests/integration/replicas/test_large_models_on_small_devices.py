@@ -37,7 +37,7 @@ async def test_without_that_it_is_refused_with_the_numbers_and_a_way_out(local: 
     status = await local.until_failed("big")
     assert "needs 20.0 GiB on one GPU; GPU 0: 8.0 GiB free of 8.0 GiB" in status.error
     assert "with `tensor_parallel: 3` in its definition it would need 6.7 GiB on each of 3 GPUs" in status.error
-    assert barn.told == []
+    assert barn.replica_orders == []
 
 
 async def test_what_runs_on_one_device_is_not_given_away_again(local: ReplicaFleet) -> None:
@@ -51,9 +51,9 @@ async def test_what_runs_on_one_device_is_not_given_away_again(local: ReplicaFle
     assert sorted(used) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
     await local.ask("e")
 
-    async def told() -> bool:
+    async def is_reported() -> bool:
         status = await local.status("e")
         return status is not None and "no node can run e (needs 6.0 GiB" in status.message
 
-    await until(told, "that it waits for room")
+    await until(is_reported, "that it waits for room")
     assert len(barn.started) == 4

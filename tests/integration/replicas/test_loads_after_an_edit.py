@@ -12,7 +12,7 @@ FILE = {"filename": "w.gguf", "uri": "https://h.test/w"}
 
 
 async def ask_as_a_person(fleet: ReplicaFleet, model: str) -> LoadStatus:
-    status: LoadStatus = await fleet.loads.ask(model, current=True)
+    status: LoadStatus = await fleet.loads.request(model, current=True)
     return status
 
 
@@ -36,7 +36,7 @@ async def test_a_definition_that_can_run_nowhere_is_not_called_ready(local: Repl
     assert (await ask_as_a_person(local, "m")).state != "loaded"
     status = await failed_for_people(local, "m")
     assert "500.0 GiB" in status.error
-    assert status.error.endswith("replicas of the definition before the edit still answer requests")
+    assert status.error.endswith("replicas of the definition before the edit still serve requests")
     for_gateways = await local.status("m")
     assert for_gateways is not None
     assert for_gateways.state == "loaded"
@@ -88,5 +88,5 @@ async def test_weights_of_the_definition_before_do_not_count(local: ReplicaFleet
     explain = next(iter(local.replicas.values())).why
     assert (await explain.model("m")).memory_bytes >= 10 * GIB
     await local.define("m", backend="mock")
-    told = await explain.model("m")
-    assert told.memory_bytes == 0, told.memory_how
+    report = await explain.model("m")
+    assert report.memory_bytes == 0, report.memory_how

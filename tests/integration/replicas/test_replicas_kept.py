@@ -307,7 +307,9 @@ async def test_a_process_that_is_busy_for_long_is_never_reaped(patient: ReplicaF
         await asyncio.sleep(1.0)
         assert shown.process_id in barn.processes
         assert not [
-            order for order in barn.told if order.get("process_id") == shown.process_id and "model" not in order
+            order
+            for order in barn.replica_orders
+            if order.get("process_id") == shown.process_id and "model" not in order
         ]
     finally:
         busy.cancel()
@@ -332,7 +334,7 @@ async def test_a_process_nobody_wants_is_stopped_after_a_while_and_one_that_is_w
         barn.processes[name] = ReplicaProcess(name, model, replica, "llama-cpp", "ready", "openai", revision=revision)
     await barn.beat()
     await until(lambda: set(barn.processes) == {"p-1"})
-    assert not any(order.get("force") for order in barn.told), "each may finish what it has"
+    assert not any(order.get("force") for order in barn.replica_orders), "each may finish what it has"
     assert [row.process_id for row in await local.rows("m")] == ["p-1"]
     assert [each.process_id for each in await local.shown()] == ["p-1"]
 

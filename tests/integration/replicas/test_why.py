@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from corral.controller.replicas.why import Why
+from corral.controller.replicas.why import PlacementExplainer
 from corral.kit.errors import NotFound
 from tests.support.replica_fleet import GIB, ReplicaFleet
 from tests.support.waiting import until
 
 
-def why(fleet: ReplicaFleet) -> Why:
+def why(fleet: ReplicaFleet) -> PlacementExplainer:
     return next(iter(fleet.replicas.values())).why
 
 
@@ -20,16 +20,16 @@ async def test_a_model_nobody_asked_for_is_judged_for_every_node(local: ReplicaF
     await local.worker("barn", has="llama-cpp")
     await local.worker("attic", total_ram=1 * GIB, available_ram=1 * GIB)
     await local.define("m", memory="4GiB")
-    told = await why(local).model("m")
-    assert told.decision == "placed"
-    assert told.text.startswith("barn: needs 4.0 GiB of RAM; RAM: 59.0 GiB free of 63.0 GiB")
-    assert (told.memory_bytes, told.memory_how) == (4 * GIB, "as its definition says")
-    barn, attic = told.nodes
+    report = await why(local).model("m")
+    assert report.decision == "placed"
+    assert report.text.startswith("barn: needs 4.0 GiB of RAM; RAM: 59.0 GiB free of 63.0 GiB")
+    assert (report.memory_bytes, report.memory_how) == (4 * GIB, "as its definition says")
+    barn, attic = report.nodes
     assert (barn.node, barn.eligible) == ("barn", True)
     assert attic.text == "needs 4.0 GiB of RAM; RAM: 972.8 MiB free of 972.8 MiB"
     # Nobody had asked what the galleries say of its backend: that was looked up first.
     assert [check.text for check in attic.checks if check.name == "backend"] == ["llama-cpp can be installed"]
-    assert (told.load, told.replicas) == (None, ())
+    assert (report.load, report.replicas) == (None, ())
 
 
 async def test_what_is_loading_and_what_serves_is_told(local: ReplicaFleet) -> None:
@@ -38,10 +38,10 @@ async def test_what_is_loading_and_what_serves_is_told(local: ReplicaFleet) -> N
     barn.starts.hold = asyncio.Event()
     await local.ask("m")
     await until(lambda: barn.processes)
-    told = await why(local).model("m")
-    assert told.load is not None
-    assert [(replica.node, replica.state) for replica in told.replicas] == [("barn", "starting")]
-    assert told.replicas[0].reason.startswith("barn: needs 4.0 GiB of RAM")
+    report = await why(local).model("m")
+    assert report.load is not None
+    assert [(replica.node, replica.state) for replica in report.replicas] == [("barn", "starting")]
+    assert report.replicas[0].reason.startswith("barn: needs 4.0 GiB of RAM")
     barn.starts.hold.set()
     await local.until_ready("m")
 
@@ -58,13 +58,13 @@ async def test_a_node_tells_what_it_has_left(local: ReplicaFleet) -> None:
     await local.define("huge", memory="100GiB")
     await local.ask("m")
     await local.until_ready("m")
-    told = await why(local).node("id-of-barn")
-    assert (told.node, told.accepts) == ("barn", True)
-    [ram] = told.spaces
+    report = await why(local).node("id-of-barn")
+    assert (report.node, report.accepts) == ("barn", True)
+    [ram] = report.spaces
     assert (ram.name, ram.reserved_bytes, ram.replicas) == ("RAM", 4 * GIB, 1)
-    assert [replica.model for replica in told.replicas] == ["m"]
-    assert [(each.model, each.eligible) for each in told.models] == [("huge", False), ("m", False)]
-    huge, m = told.models
+    assert [replica.model for replica in report.replicas] == ["m"]
+    assert [(each.model, each.eligible) for each in report.models] == [("huge", False), ("m", False)]
+    huge, m = report.models
     assert huge.text.startswith("needs 100.0 GiB of RAM")
     assert m.text == "runs 1 of at most 1 replicas of this model"
 

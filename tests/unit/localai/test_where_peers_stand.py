@@ -72,13 +72,13 @@ async def test_a_localai_worker_finds_what_its_galleries_have(
     catalogue = TwoGalleries()
     catalogue.broken = broken
     found: list[bool] = []
-    async with Builds(catalogue, SystemClock(), found=lambda: found.append(True)) as builds:
+    async with Builds(catalogue, SystemClock(), on_found=lambda: found.append(True)) as builds:
         builds.for_localai(backend, KIND)
         await until(lambda: bool(found), "what the galleries say")
         known = builds.for_localai(backend, KIND)
         assert known.state.value == state
         assert reason in known.reason
-        assert builds.of(backend, KIND).state.value == "looking", "ours is another question"
+        assert builds.for_corral(backend, KIND).state.value == "looking", "ours is another question"
 
 
 def test_processes_of_nodes_without_an_ingress_are_asked_at_the_controller() -> None:

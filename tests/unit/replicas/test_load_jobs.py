@@ -9,14 +9,14 @@ import pytest
 
 from corral.controller.replicas.load_jobs import (
     Cooldown,
-    Moved,
+    TransferProgress,
     begin,
     fail,
     follow,
-    is_over,
-    is_shown,
+    is_expired,
+    is_listed,
+    set_waiting,
     status_of,
-    waits,
 )
 from corral.store.records import DesiredReplica, ReplicaStage
 
@@ -47,7 +47,7 @@ def test_its_state_is_that_of_its_replica(stage: str, installed: bool, staging: 
         a_row(stage),
         "barn",
         installed=installed,
-        moved=Moved(50, 200, 1, 2, "downloading w", staging),
+        progress=TransferProgress(50, 200, 1, 2, "downloading w", staging),
         now=later(1),
     )
     status = status_of(job, later(1))
@@ -60,8 +60,8 @@ def test_its_state_is_that_of_its_replica(stage: str, installed: bool, staging: 
 def test_the_end_is_foretold_once_bytes_have_moved_for_a_second() -> None:
     job = begin("m", "r", NOON)
     for seconds, sent in ((1, 0), (2, 10), (4, 30)):
-        moved = Moved(sent, 100, 1, 1)
-        job = follow(job, a_row("placed"), "barn", installed=True, moved=moved, now=later(seconds))
+        moved = TransferProgress(sent, 100, 1, 1)
+        job = follow(job, a_row("placed"), "barn", installed=True, progress=moved, now=later(seconds))
         eta = status_of(job, later(seconds)).eta_seconds
         assert eta == (None if seconds < 4 else 5.0)
 
@@ -70,16 +70,16 @@ def test_each_step_is_foretold_by_its_own_bytes() -> None:
     """Ten minutes of fetching say nothing about unpacking."""
     job = begin("m", "r", NOON)
     for seconds, sent in ((1, 10), (600, 100), (601, 10), (603, 40)):
-        moved = Moved(sent, 100, 1, 1)
-        job = follow(job, a_row("placed"), "barn", installed=True, moved=moved, now=later(seconds))
+        moved = TransferProgress(sent, 100, 1, 1)
+        job = follow(job, a_row("placed"), "barn", installed=True, progress=moved, now=later(seconds))
     assert status_of(job, later(603)).eta_seconds == 3.0
 
 
 def test_versions_rise_with_every_change_and_from_one_load_to_the_next() -> None:
     first = begin("m", "r", NOON)
-    second = waits(first, "no room", NOON)
+    second = set_waiting(first, "no room", NOON)
     assert second.version == first.version + 1
-    assert waits(second, "no room", NOON) is second, "nothing is new"
+    assert set_waiting(second, "no room", NOON) is second, "nothing is new"
     failed = fail(second, "n", "broken", NOON, COOL, elsewhere=False)
     assert begin("m", "r", NOON, failed).version == failed.version + 1
     assert begin("m", "r", later(1)).version > failed.version
@@ -94,7 +94,7 @@ def test_the_cooldown_doubles_up_to_five_minutes_and_is_forgotten() -> None:
         assert not job.may_try(now)
         now = job.retry_at
         assert job.may_try(now)
-        assert not is_over(job, now, COOL)
+        assert not is_expired(job, now, COOL)
         again = begin("m", "r", now, job)
         assert (again.active, again.failed_on, again.error) == (True, {}, "")
         job = again
@@ -105,8 +105,8 @@ def test_a_failure_is_shown_for_a_while_with_its_cause() -> None:
     job = fail(begin("m", "r", NOON), "n", "exit 1\nout of memory", NOON, COOL, elsewhere=False)
     status = status_of(job, later(4))
     assert (status.state, status.error, status.retry_after_s) == ("failed", "exit 1\nout of memory", 6.0)
-    assert [is_shown(job, later(seconds), COOL) for seconds in (1, 14, 16)] == [True, True, False]
-    assert [is_over(job, later(seconds), COOL) for seconds in (1, 599, 601)] == [False, False, True]
+    assert [is_listed(job, later(seconds), COOL) for seconds in (1, 14, 16)] == [True, True, False]
+    assert [is_expired(job, later(seconds), COOL) for seconds in (1, 599, 601)] == [False, False, True]
 
 
 def test_three_nodes_are_tried_before_it_has_failed() -> None:

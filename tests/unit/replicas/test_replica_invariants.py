@@ -18,52 +18,63 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def a_row(node: str, model: str = "m", stage: str = "running", **known: Any) -> DesiredReplica:
-    told: dict[str, Any] = {"op_id": f"op-{node}", "process_id": f"p-{node}", "created_at": NOON, "updated_at": NOON}
+    was_told: dict[str, Any] = {
+        "op_id": f"op-{node}",
+        "process_id": f"p-{node}",
+        "created_at": NOON,
+        "updated_at": NOON,
+    }
     return DesiredReplica(
-        node_id=node, model=model, replica=0, revision="r1", backend="b", stage=ReplicaStage(stage), **(told | known)
+        node_id=node,
+        model=model,
+        replica=0,
+        revision="r1",
+        backend="b",
+        stage=ReplicaStage(stage),
+        **(was_told | known),
     )
 
 
-def facts(*rows: DesiredReplica, **known: Any) -> ReplicaFacts:
+def data(*rows: DesiredReplica, **known: Any) -> ReplicaFacts:
     keys = {(row.node_id, row.model, row.replica): row for row in rows}
-    told: dict[str, Any] = {
+    was_told: dict[str, Any] = {
         "revisions": {"m": "r1"},
         "statuses": {row.node_id: "healthy" for row in rows},
         "ready": set(keys),
     }
-    return ReplicaFacts(keys, **(told | known))
+    return ReplicaFacts(keys, **(was_told | known))
 
 
-EVICTED: dict[str, Any] = {"stage": "leaving", "reason": "it makes room for other"}
+EVICTED: dict[str, Any] = {"stage": "leaving", "reason": "it was evicted for other"}
 
 
 def test_what_gives_way_leaves_the_least() -> None:
-    before = facts(a_row("a"), a_row("b"), least={"m": 1})
-    assert invariants.broken(before, facts(a_row("a", **EVICTED), a_row("b"), least={"m": 1})) == []
-    too_many = facts(a_row("a", **EVICTED), a_row("b", **EVICTED), least={"m": 1})
+    before = data(a_row("a"), a_row("b"), least={"m": 1})
+    assert invariants.broken(before, data(a_row("a", **EVICTED), a_row("b"), least={"m": 1})) == []
+    too_many = data(a_row("a", **EVICTED), a_row("b", **EVICTED), least={"m": 1})
     assert invariants.broken(before, too_many) == ["m had to end replicas and has 0 left of at least 1"]
-    asked = facts(a_row("a", stage="leaving", reason="somebody unloaded it"), least={"m": 1})
-    assert invariants.broken(facts(a_row("a"), least={"m": 1}), asked) == [], "that is not automation's doing"
+    asked = data(a_row("a", stage="leaving", reason="a user unloaded it"), least={"m": 1})
+    assert invariants.broken(data(a_row("a"), least={"m": 1}), asked) == [], "that is not automation's doing"
 
 
 def test_one_that_does_not_serve_is_not_what_is_left() -> None:
-    before = facts(a_row("a"), a_row("b"), least={"m": 1}, ready={("a", "m", 0)})
-    after = replace(facts(a_row("a", **EVICTED), a_row("b"), least={"m": 1}), ready={("a", "m", 0)})
+    before = data(a_row("a"), a_row("b"), least={"m": 1}, ready={("a", "m", 0)})
+    after = replace(data(a_row("a", **EVICTED), a_row("b"), least={"m": 1}), ready={("a", "m", 0)})
     assert invariants.ended_too_many(before, after)
 
 
 def test_a_former_revision_never_answers_again() -> None:
-    own, former = facts(answering={"m": "r1"}), facts(answering={"m": "r0"})
+    own, former = data(answering={"m": "r1"}), data(answering={"m": "r0"})
     assert invariants.back_to_an_earlier(former, own) == []
     assert invariants.back_to_an_earlier(own, former) == ["m answered as r1 and now as r0"]
     assert invariants.back_to_an_earlier(own, replace(former, revisions={"m": "r2"})) == [], "it was edited"
-    assert invariants.back_to_an_earlier(own, facts()) == [], "nothing answers"
+    assert invariants.back_to_an_earlier(own, data()) == [], "nothing answers"
 
 
 def test_one_load_at_a_time_of_what_nobody_scheduled() -> None:
     one, two = a_row("a", stage="ordered"), a_row("b", stage="placed")
-    begins = facts(one, two)
-    before = replace(facts(one), statuses=begins.statuses)
+    begins = data(one, two)
+    before = replace(data(one), statuses=begins.statuses)
     assert invariants.loaded_twice(before, begins) == ["m is being loaded 2 times at once"]
     assert invariants.loaded_twice(begins, begins) == [], "told when the second one began"
     assert invariants.loaded_twice(before, replace(begins, scaled={"m"})) == []
@@ -73,9 +84,9 @@ def test_one_load_at_a_time_of_what_nobody_scheduled() -> None:
 
 def test_what_nobody_uses_leaves_the_least_as_well() -> None:
     unused: dict[str, Any] = {"stage": "leaving", "reason": "unused for more than 300 s"}
-    before = facts(a_row("a"), least={"m": 1})
-    assert invariants.broken(before, facts(a_row("a", **unused), least={"m": 1}))
-    assert invariants.broken(before, facts(a_row("a", **unused), least={"m": 0})) == [], "nobody asks for one any more"
+    before = data(a_row("a"), least={"m": 1})
+    assert invariants.broken(before, data(a_row("a", **unused), least={"m": 1}))
+    assert invariants.broken(before, data(a_row("a", **unused), least={"m": 0})) == [], "nobody asks for one any more"
 
 
 def test_a_load_that_failed_waits_for_its_time() -> None:
@@ -88,12 +99,12 @@ def test_a_load_that_failed_waits_for_its_time() -> None:
         retry_at=NOON + timedelta(seconds=30),
     )
     again = structs.replace(failed, state=LoadState.PENDING, retry_at=None)
-    before = facts(jobs={"m": failed})
+    before = data(jobs={"m": failed})
     at = {seconds: NOON + timedelta(seconds=seconds) for seconds in (10, 30)}
-    assert invariants.loaded_too_early(before, facts(jobs={"m": again}, at=at[10]))
-    assert invariants.loaded_too_early(before, facts(jobs={"m": again}, at=at[30])) == []
+    assert invariants.loaded_too_early(before, data(jobs={"m": again}, at=at[10]))
+    assert invariants.loaded_too_early(before, data(jobs={"m": again}, at=at[30])) == []
     changed = structs.replace(again, revision="r2")
-    assert invariants.loaded_too_early(before, facts(jobs={"m": changed}, at=at[10])) == [], "it was edited"
+    assert invariants.loaded_too_early(before, data(jobs={"m": changed}, at=at[10])) == [], "it was edited"
 
 
 PLACED: dict[str, Any] = {
@@ -120,13 +131,13 @@ PLACED: dict[str, Any] = {
     ],
 )
 def test_what_begins_may_be_there(row: dict[str, Any], known: dict[str, Any], said: str) -> None:
-    before = facts(**(PLACED | known))
+    before = data(**(PLACED | known))
     new = a_row("a", stage="placed", **row) if "revision" not in row else _of_revision("a", **row)
-    wrong = invariants.broken_lately([before], facts(new, **(PLACED | known)))
+    wrong = invariants.broken_lately([before], data(new, **(PLACED | known)))
     assert [said in each for each in wrong] == ([True] if said else [])
-    a_moment_ago = facts(**PLACED)
+    a_moment_ago = data(**PLACED)
     if "memory_bytes" not in row and "revision" not in row:
-        after = facts(new, **(PLACED | known))
+        after = data(new, **(PLACED | known))
         assert invariants.broken_lately([a_moment_ago, before], after) == [], "it was decided a moment ago"
 
 
@@ -137,19 +148,19 @@ def _of_revision(node: str, revision: str, **known: Any) -> DesiredReplica:
 def test_memory_of_those_that_start_is_taken_already() -> None:
     old, new = a_row("a", "o", "ordered", memory_bytes=3), a_row("a", stage="placed", op_id="new", memory_bytes=3)
     known = PLACED | {"allowed": {"m": ("r1",), "o": ("r1",)}}
-    assert invariants.broken_lately([facts(old, **known)], facts(old, new, **known))
+    assert invariants.broken_lately([data(old, **known)], data(old, new, **known))
     ready = structs.replace(old, stage="running")
-    assert invariants.broken_lately([facts(ready, **known)], facts(ready, new, **known)) == []
+    assert invariants.broken_lately([data(ready, **known)], data(ready, new, **known)) == []
 
 
 def test_no_replica_begins_beyond_the_most() -> None:
     one, two = a_row("a"), a_row("b", stage="placed")
     known: dict[str, Any] = {"allowed": {"m": ("r1",)}, "statuses": {"a": "healthy", "b": "healthy"}, "most": {"m": 1}}
-    assert invariants.broken_lately([facts(one, **known)], facts(one, two, **known))
+    assert invariants.broken_lately([data(one, **known)], data(one, two, **known))
     away = known | {"statuses": {"a": "offline", "b": "healthy"}}
-    assert invariants.broken_lately([facts(one, **away)], facts(one, two, **away)) == [], "it stands in for the other"
+    assert invariants.broken_lately([data(one, **away)], data(one, two, **away)) == [], "it stands in for the other"
     unbound = known | {"most": {}}
-    assert invariants.broken_lately([facts(one, **unbound)], facts(one, two, **unbound)) == []
+    assert invariants.broken_lately([data(one, **unbound)], data(one, two, **unbound)) == []
 
 
 BIG: dict[str, Any] = {
@@ -172,25 +183,25 @@ def test_no_replica_begins_beside_another_of_its_exclusive_group(
     rival: DesiredReplica | None, known: dict[str, Any]
 ) -> None:
     new, there = a_row("a", stage="placed", op_id="new"), [rival] if rival is not None else []
-    before, after = facts(*there, **(BIG | known)), facts(*there, new, **(BIG | known))
+    before, after = data(*there, **(BIG | known)), data(*there, new, **(BIG | known))
     said = ["m is placed on a beside o of the same exclusive group"]
     assert invariants.broken_lately([before], after) == said
     # Whoever decided a moment ago did not know of the group.
     ungrouped = replace(before, groups={"m": {"big"}})
     assert invariants.broken_lately([ungrouped, before], after) == []
-    found = facts(*there, structs.replace(new, op_id="adopted-p"), **(BIG | known))
+    found = data(*there, structs.replace(new, op_id="adopted-p"), **(BIG | known))
     assert invariants.broken_lately([before], found) == [], "it was found running"
     elsewhere = [structs.replace(each, node_id="b") for each in there]
-    assert invariants.broken_lately([facts(*elsewhere, **BIG)], facts(*elsewhere, new, **BIG)) == []
+    assert invariants.broken_lately([data(*elsewhere, **BIG)], data(*elsewhere, new, **BIG)) == []
 
 
 def test_two_of_a_group_that_begin_together_and_a_process_that_has_gone() -> None:
     one, two = a_row("a", stage="placed", op_id="one"), a_row("a", "o", "placed", op_id="two")
-    assert len(invariants.broken_lately([facts(**BIG)], facts(one, two, **BIG))) == 2
-    listed = facts(**BIG, listed={"a": {"o"}})
-    assert invariants.broken_lately([listed], facts(one, **BIG)) == []
-    again = facts(a_row("a", stage="running"), **BIG)
-    assert invariants.broken_lately([again], facts(*again.rows.values(), **BIG)) == []
+    assert len(invariants.broken_lately([data(**BIG)], data(one, two, **BIG))) == 2
+    listed = data(**BIG, listed={"a": {"o"}})
+    assert invariants.broken_lately([listed], data(one, **BIG)) == []
+    again = data(a_row("a", stage="running"), **BIG)
+    assert invariants.broken_lately([again], data(*again.rows.values(), **BIG)) == []
 
 
 def test_members_that_run_together() -> None:

@@ -100,7 +100,7 @@ def test_replicas_tell_what_they_do_and_hold() -> None:
         replica("barn", in_flight=2, devices=[0, 1]),
         replica("barn", replica_index=1, config_revision="older"),
         replica("shed", process_state="restarting", restarts=2, error="exit 137"),
-        replica("tower", "unloading", reason="somebody unloaded it"),
+        replica("tower", "unloading", reason="a user unloaded it"),
     ]
     first, second, third, fourth = line_of(model(), None, rows, NOW).replicas
     assert (first.node, first.requests, first.memory, first.used) == (
@@ -111,7 +111,7 @@ def test_replicas_tell_what_they_do_and_hold() -> None:
     )
     assert (second.node, second.requests, second.older) == ("barn #1", "idle", True)
     assert (third.state, third.words, third.note) == ("loading", "restarting", "restarted 2 times: exit 137")
-    assert (fourth.words, fourth.note, fourth.used) == ("ending", "somebody unloaded it", "")
+    assert (fourth.words, fourth.note, fourth.used) == ("ending", "a user unloaded it", "")
 
 
 def test_of_many_replicas_those_that_are_not_ready_are_shown_first() -> None:

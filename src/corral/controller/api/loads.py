@@ -13,8 +13,8 @@ from corral.controller.api.auth import admins, anybody_known, gateways, principa
 from corral.controller.api.path_segments import whole_name
 from corral.controller.models.service import Models
 from corral.controller.registry.nodes import NodeAdmin
-from corral.controller.replicas.listing import ReplicaRows
-from corral.controller.replicas.loads import Loads
+from corral.controller.replicas.listing import ReplicaListing
+from corral.controller.replicas.loads import LoadService
 from corral.kit.errors import Invalid, NotFound
 
 AnyRequest = Request[Any, Any, Any]
@@ -28,15 +28,15 @@ class UnloadBody(Message, frozen=True):
 
 
 @post("/internal/loads", guards=[gateways], status_code=202, include_in_schema=False)
-async def ask_for_load(request: AnyRequest, loads: Loads, data: AskForLoad) -> Response[bytes]:
+async def ask_for_load(request: AnyRequest, loads: LoadService, data: AskForLoad) -> Response[bytes]:
     if not data.model:
         raise Invalid("say which model")
     # A request that waits for a model must not bring it back when somebody has just deleted it.
-    return _status(await loads.ask(data.model, by=principal_of(request).name, install=False), 202)
+    return _status(await loads.request(data.model, by=principal_of(request).name, install=False), 202)
 
 
 @get("/internal/loads/{model:str}", guards=[gateways], include_in_schema=False)
-async def load_status(loads: Loads, model: str, since: Since = 0, wait_s: Wait = 0.0) -> Response[bytes]:
+async def load_status(loads: LoadService, model: str, since: Since = 0, wait_s: Wait = 0.0) -> Response[bytes]:
     name = whole_name(model)
     found = await loads.wait(name, since=since, wait_s=wait_s)
     if found is None:
@@ -50,7 +50,7 @@ class ModelLoads(Controller):
 
     @get("/load-status", guards=(anybody_known,), summary="How far a model's load is; 404 when there is none")
     async def load_status(
-        self, request: AnyRequest, loads: Loads, models: Models, model: str, since: Since = 0, wait_s: Wait = 0.0
+        self, request: AnyRequest, loads: LoadService, models: Models, model: str, since: Since = 0, wait_s: Wait = 0.0
     ) -> LoadStatus:
         name = whole_name(model)
         if not principal_of(request).may_use(name):  # as under /v1: whether there is such a model is not its business
@@ -63,19 +63,19 @@ class ModelLoads(Controller):
     @post(
         "/load", guards=(admins,), status_code=202, summary="Have a replica of it loaded, out of a gallery if need be"
     )
-    async def load(self, request: AnyRequest, loads: Loads, model: str) -> LoadStatus:
-        return await loads.ask(whole_name(model), by=principal_of(request).name, current=True)
+    async def load(self, request: AnyRequest, loads: LoadService, model: str) -> LoadStatus:
+        return await loads.request(whole_name(model), by=principal_of(request).name, current=True)
 
     @post("/unload", guards=(admins,), status_code=200, summary="End its replicas when they have done their work")
     async def unload(
-        self, request: AnyRequest, loads: Loads, models: Models, model: str, force: Force = False
+        self, request: AnyRequest, loads: LoadService, models: Models, model: str, force: Force = False
     ) -> dict[str, Any]:
         name = await _meant(models, whole_name(model))
         ended = await loads.unload(name, force=force, by=principal_of(request).name)
         return {"message": f"{ended} replica{'s' if ended != 1 else ''} will end", "replicas": ended}
 
     @get("/replicas", guards=(viewers,), summary="Its replicas: where, in which state, what they are doing")
-    async def replicas(self, replica_rows: ReplicaRows, models: Models, model: str) -> list[dict[str, Any]]:
+    async def replicas(self, replica_rows: ReplicaListing, models: Models, model: str) -> list[dict[str, Any]]:
         return await replica_rows.list_(model=await _meant(models, whole_name(model)))
 
 
@@ -85,28 +85,30 @@ class NodeModels(Controller):
     guards = (viewers,)
 
     @get("/models", summary="Replicas that can answer now")
-    async def all_models(self, replica_rows: ReplicaRows) -> list[dict[str, Any]]:
+    async def all_models(self, replica_rows: ReplicaListing) -> list[dict[str, Any]]:
         return await replica_rows.list_(answering=True)
 
     @get("/{node:str}/models", summary="Replicas of one node, in any state")
-    async def models(self, nodes: NodeAdmin, replica_rows: ReplicaRows, node: str) -> list[dict[str, Any]]:
+    async def models(self, nodes: NodeAdmin, replica_rows: ReplicaListing, node: str) -> list[dict[str, Any]]:
         return await replica_rows.list_(node_id=(await nodes.view(node)).id)
 
     @post("/{node:str}/models/unload", guards=(admins,), status_code=200, summary="End a model's replicas there")
     async def unload(
-        self, request: AnyRequest, nodes: NodeAdmin, loads: Loads, node: str, data: UnloadBody
+        self, request: AnyRequest, nodes: NodeAdmin, loads: LoadService, node: str, data: UnloadBody
     ) -> dict[str, str]:
         await self._unload(request, nodes, loads, node, data)
         return {"message": "model unloaded"}
 
     @post("/{node:str}/models/delete", guards=(admins,), status_code=200, summary="The same; its files stay")
     async def delete(
-        self, request: AnyRequest, nodes: NodeAdmin, loads: Loads, node: str, data: UnloadBody
+        self, request: AnyRequest, nodes: NodeAdmin, loads: LoadService, node: str, data: UnloadBody
     ) -> dict[str, str]:
         await self._unload(request, nodes, loads, node, data)
         return {"message": "model deleted from node"}
 
-    async def _unload(self, request: AnyRequest, nodes: NodeAdmin, loads: Loads, node: str, data: UnloadBody) -> None:
+    async def _unload(
+        self, request: AnyRequest, nodes: NodeAdmin, loads: LoadService, node: str, data: UnloadBody
+    ) -> None:
         if not data.model_name:
             raise Invalid("say which model: model_name")
         node_id = (await nodes.view(node)).id

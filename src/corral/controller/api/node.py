@@ -12,7 +12,7 @@ from corral.contract.messages.nodes import HttpHeartbeat, RegisterNode
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import bearer_of, seen_from
 from corral.controller.registry.admission import NodeApi, NodeCaller
-from corral.controller.replicas.listing import ReplicaRows
+from corral.controller.replicas.listing import ReplicaListing
 from corral.kit.errors import Invalid, Unauthenticated
 
 AnyRequest = Request[Any, Any, Any]
@@ -74,7 +74,7 @@ class NodeApiRoutes(Controller):
 
     @get("/{node_id:str}/models", summary="The replicas you think I have")
     async def models(
-        self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access, replica_rows: ReplicaRows
+        self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access, replica_rows: ReplicaListing
     ) -> list[dict[str, object]]:
         await node_api.authenticate(node_id, await _caller(request, access))
         return await replica_rows.list_(node_id=node_id)

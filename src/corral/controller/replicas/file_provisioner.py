@@ -1,6 +1,6 @@
 """Has the files of models fetched to the controller, in the background, each revision once at a time.
 
-How they are fetched is `controller/files`; this remembers what came of it until the next look at the world.
+`controller/files` fetches them; the provisioner keeps the status for the next pass of the reconciler.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Protocol
 from corral.blobs.progress import OnProgress, Progress
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition
-from corral.controller.replicas.facts import Files
-from corral.controller.replicas.load_jobs import Moved
-from corral.controller.replicas.memory_needs import MemoryNeeds
-from corral.controller.replicas.retry import Trying
+from corral.controller.replicas.load_jobs import TransferProgress
+from corral.controller.replicas.memory_estimator import MemoryEstimator
+from corral.controller.replicas.plan_input import FileStatus
+from corral.controller.replicas.retry import RetryState
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
@@ -26,69 +26,77 @@ from corral.kit.tasks import KeyedTasks
 log = get_log(__name__)
 
 
-class FilesOfModels(Protocol):
-    """What we need of `controller/files`."""
+class FileSource(Protocol):
+    """The part of `controller/files` that replicas need."""
 
     async def ensure(self, definition: Definition, tell: OnProgress) -> tuple[ReplicaFile, ...]:
-        """All of them on the controller, verified. Raises what keeps them from it."""
+        """Fetch and verify all files of the model to the controller."""
 
     def find(self, digest: str) -> Path | None:
-        """One of them, where it is here."""
+        """The path of a file, where this controller has it."""
 
     def sources_for(self, node_id: str, files: Sequence[ReplicaFile] = ()) -> tuple[tuple[str, ...], str]:
-        """Where a node fetches these by digest, best first, and what opens it."""
+        """The URLs from which a node fetches these files by digest, best first, and the token for them."""
 
 
-def _is_open(files: Files | None) -> bool:
-    return files is None or (files.files is None and not files.trouble)
+def _is_unfinished(status: FileStatus | None) -> bool:
+    return status is None or (status.files is None and not status.error)
 
 
-class Fetching(KeyedTasks[tuple[str, str]]):
-    """`async with` it. `moved` is called when something is new."""
+class FileProvisioner(KeyedTasks[tuple[str, str]]):
+    """`async with` it. `on_change` is called when a status changed."""
 
-    def __init__(self, files: FilesOfModels, needs: MemoryNeeds, clock: Clock, *, moved: Callable[[], None]) -> None:
+    def __init__(
+        self, files: FileSource, memory: MemoryEstimator, clock: Clock, *, on_change: Callable[[], None]
+    ) -> None:
         super().__init__()
         self._files = files
-        self._needs = needs
-        self._moved = moved
-        self._known: dict[tuple[str, str], Files] = {}
-        self._trying = Trying[tuple[str, str]](clock)
+        self._memory = memory
+        self._on_change = on_change
+        self._statuses: dict[tuple[str, str], FileStatus] = {}
+        self._retries = RetryState[tuple[str, str]](clock)
 
-    def known(self) -> dict[tuple[str, str], Files]:
-        return dict(self._known)
+    def statuses(self) -> dict[tuple[str, str], FileStatus]:
+        """By model and revision."""
+        return dict(self._statuses)
 
-    def want(self, wanted: dict[tuple[str, str], Definition]) -> None:
-        """These are needed, and no others: what is not wanted any more stops, and what failed is forgotten."""
+    def ensure(self, wanted: dict[tuple[str, str], Definition]) -> None:
+        """Fetch the files of these models. Fetches for others are cancelled, and their failures forgotten."""
         for key in self.running():
             if key not in wanted:
                 self.cancel(key)
-        self._known = {key: files for key, files in self._known.items() if key in wanted}
-        self._trying.forget_all_but(wanted)
+        self._statuses = {key: status for key, status in self._statuses.items() if key in wanted}
+        self._retries.forget_all_but(wanted)
         for key, definition in wanted.items():
-            if _is_open(self._known.get(key)) and self._trying.may(key):
+            if _is_unfinished(self._statuses.get(key)) and self._retries.can_try(key):
                 self.start(key, partial(self._fetch, key, definition), name=f"files of {definition.name}")
 
     async def _fetch(self, key: tuple[str, str], definition: Definition) -> None:
-        def tell(progress: Progress) -> None:
-            text = f"{progress.phase} {progress.file}".strip()
-            moved = Moved(progress.current_bytes, progress.total_bytes, progress.file_index, progress.file_count, text)
-            self._known[key] = Files(moved=moved)
+        def on_progress(progress: Progress) -> None:
+            transfer = TransferProgress(
+                bytes_sent=progress.current_bytes,
+                total_bytes=progress.total_bytes,
+                file_index=progress.file_index,
+                total_files=progress.file_count,
+                text=f"{progress.phase} {progress.file}".strip(),
+            )
+            self._statuses[key] = FileStatus(progress=transfer)
 
         try:
-            files = await self._files.ensure(definition, tell)
-            await self._needs.learn(files)  # before anybody is told that they are there: its place depends on it
-            self._known[key] = Files(files=files)
+            files = await self._files.ensure(definition, on_progress)
+            await self._memory.read_headers(files)  # before the plan learns of the files: placement depends on them
+            self._statuses[key] = FileStatus(files=files)
         except CorralError as error:
             log.warning("files of a model could not be fetched", model=definition.name, error=error.message)
-            if self._trying.again(key, error):
-                self._known[key] = Files(moved=Moved(text=f"tried again soon: {error.message}"))
+            if self._retries.should_retry(key, error):
+                self._statuses[key] = FileStatus(progress=TransferProgress(text=f"will retry soon: {error.message}"))
             else:
-                self._known[key] = Files(trouble=f"its files could not be fetched: {error.message}")
+                self._statuses[key] = FileStatus(error=f"its files could not be fetched: {error.message}")
         except asyncio.CancelledError:
-            self._known.pop(key, None)
+            self._statuses.pop(key, None)
             raise
         except Exception:
             log.exception("files of a model could not be fetched", model=definition.name)
-            self._known[key] = Files(trouble="its files could not be fetched; the controller's log says why")
+            self._statuses[key] = FileStatus(error="its files could not be fetched; see the controller's log")
         finally:
-            self._moved()
+            self._on_change()

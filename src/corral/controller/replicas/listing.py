@@ -1,5 +1,5 @@
-"""Replicas as people and LocalAI's API see them (docs/reference/wire/http-nodes.md#replica-row): rows of what is
-wanted, and how each is by its node."""
+"""Lists replicas for the API (docs/reference/wire/http-nodes.md#replica-row): desired replicas, each with the state
+that its node reports."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.controller.inventory.activity import ActivityTracker
-from corral.controller.replicas.lifecycle import Place
-from corral.controller.replicas.world import read_own
+from corral.controller.replicas.lifecycle import ReplicaHost
+from corral.controller.replicas.snapshot import read_desired
 from corral.controller.runtime.node_views import rfc3339
 from corral.store.engine.transactions import Store
 from corral.store.records import DesiredReplica, ReplicaStage
@@ -27,26 +27,26 @@ _STATES = {
 }  # the contract's words
 
 
-class ReplicaRows:
-    def __init__(self, store: Store, quiet: ActivityTracker) -> None:
+class ReplicaListing:
+    def __init__(self, store: Store, activity: ActivityTracker) -> None:
         self._store = store
-        self._quiet = quiet
+        self._activity = activity
 
     async def list_(self, *, node_id: str = "", model: str = "", answering: bool = False) -> list[dict[str, Any]]:
-        """`answering`: only those that can be asked now, of their model's present revision."""
+        """`answering`: only ready ones of their model's present revision."""
         async with self._store.read() as tx:
-            rows, _ = await read_own(tx)
+            rows, _ = await read_desired(tx)
             known = {node.id: node for node in await nodes.list_(tx)}
-            told = await node_backends.list_processes(tx)
+            reports = await node_backends.list_processes(tx)
             revisions = {row.id: row.revision for row in await models.list_(tx)}
             addresses = {peer.process_id: peer.address for peer in await peer_processes.list_(tx)}
         found = []
         for row in rows:
             if node_id not in ("", row.node_id) or model not in ("", row.model) or row.node_id not in known:
                 continue
-            process = _process(row, told.get(row.node_id))
+            process = _process(row, reports.get(row.node_id))
             serves = process is not None and process.state == ReplicaState.READY
-            if serves and row.stage is ReplicaStage.ORDERED:  # nobody has written it down yet
+            if serves and row.stage is ReplicaStage.ORDERED:  # the reconciler has not stored it yet
                 row = replace(row, stage=ReplicaStage.RUNNING)
             current = row.stage is ReplicaStage.RUNNING and serves and revisions.get(row.model) == row.revision
             if not answering or (current and known[row.node_id].status == "healthy"):
@@ -57,7 +57,7 @@ class ReplicaRows:
         self, row: DesiredReplica, node: Node, process: ReplicaProcess | None, addresses: Mapping[str, str]
     ) -> dict[str, Any]:
         process_id = process.process_id if process is not None else row.process_id
-        quiet = self._quiet.find(row.node_id, process_id) if process is not None else None
+        activity = self._activity.find(row.node_id, process_id) if process is not None else None
         url = node.ingress_url.rstrip("/") if node.protocol else ""  # a LocalAI worker's is a file server
         view: dict[str, Any] = {
             "id": row.op_id,
@@ -67,7 +67,7 @@ class ReplicaRows:
             "replica_index": row.replica,
             "address": f"{url}/replicas/{process_id}" if url and process_id else addresses.get(process_id, ""),
             "state": _STATES[row.stage],
-            "in_flight": quiet.in_flight if quiet is not None else 0,
+            "in_flight": activity.in_flight if activity is not None else 0,
             "last_used": rfc3339(row.last_used_at or row.ready_at or row.created_at),
             "backend_type": row.backend,
             "config_revision": row.revision,
@@ -88,9 +88,9 @@ class ReplicaRows:
 def _process_state(node: Node, process: ReplicaProcess | None) -> str:
     if process is None:
         return ""
-    # What a machine said last that nobody hears of any more is not said to be so.
+    # The last report of an offline node is out of date.
     return "node offline" if node.status == NodeStatus.OFFLINE else process.state
 
 
-def _process(row: DesiredReplica, told: node_backends.Processes | None) -> ReplicaProcess | None:
-    return Place(row.node_id, "", processes=told.processes).process_of(row) if told is not None else None
+def _process(row: DesiredReplica, reports: node_backends.Processes | None) -> ReplicaProcess | None:
+    return ReplicaHost(row.node_id, "", processes=reports.processes).process_of(row) if reports is not None else None

@@ -1,8 +1,8 @@
-"""One load, from the asking until a replica answers or all tries have failed. Pure
+"""The load job of one model: from the request until a replica is ready or all attempts have failed. Pure
 (docs/reference/wire/routing.md#load-job).
 
-Its state is what its replica's is: `pending` while a place is looked for, then whatever that place still lacks. So
-there is nothing to resume: whoever looks next sees the same.
+Its state follows from its replica: `pending` while no node is chosen, then the step that the replica waits for. So
+there is nothing to resume: the next leader derives the same state.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from msgspec.structs import replace
 from corral.contract.loads import LoadState, LoadStatus
 from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 
-MOST_NODES = 3  # on which one try fails before it has failed
+MAX_NODES = 3  # on which one load fails before it has failed
 
 
 @dataclass(frozen=True)
 class Cooldown:
     first: timedelta = timedelta(seconds=10)
     longest: timedelta = timedelta(minutes=5)
-    shown: timedelta = timedelta(seconds=15)  # a failure is told for so long, and then forgotten unless it recurs
+    shown: timedelta = timedelta(seconds=15)  # a failure is listed for so long
     forgotten: timedelta = timedelta(minutes=10)  # after that the next failure is the first again
 
     def after(self, failures: int) -> timedelta:
@@ -31,20 +31,27 @@ class Cooldown:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """How far the files are, or the backend, whichever is being waited for."""
+class TransferProgress:
+    """How far the transfer is that the load waits for: files or a backend."""
 
     bytes_sent: int = 0
     total_bytes: int = 0
     file_index: int = 0
     total_files: int = 0
-    text: str = ""  # what is moving
-    staging: bool = False  # its node is fetching its files, though it was ordered already
+    text: str = ""  # what is transferred
+    staging: bool = False  # the node fetches files although the start was ordered already
 
 
 def begin(model: str, revision: str, now: datetime, before: LoadJob | None = None) -> LoadJob:
-    """The first try, or the next after one that failed."""
-    job = LoadJob(model, LoadState.PENDING, now, now, revision=revision, message="looking for a place")
+    """The first attempt, or the next after one that failed."""
+    job = LoadJob(
+        model=model,
+        state=LoadState.PENDING,
+        created_at=now,
+        updated_at=now,
+        revision=revision,
+        message="choosing a node",
+    )
     return _newer(job, before, now) if before is None else _newer(replace(job, failures=before.failures), before, now)
 
 
@@ -54,26 +61,26 @@ def follow(
     node_name: str,
     *,
     installed: bool,
-    moved: Moved,
+    progress: TransferProgress,
     now: datetime,
     unreachable: str = "",
 ) -> LoadJob:
-    """As its replica's row is; without one, as it was while a place is looked for. `unreachable`: why nothing new is
-    heard of the node."""
+    """Derive the job's state from its replica's row; None: no node is chosen. `unreachable`: why no report arrives from
+    the node."""
     if not job.active:
         return job
     if row is None:
-        after = replace(job, state=LoadState.PENDING, node_id="", node_name="", **_counts(Moved()))
+        after = replace(job, state=LoadState.PENDING, node_id="", node_name="", **_counts(TransferProgress()))
         return _newer(after, job, now) if after != job else job
-    state, message = _state(row, node_name, installed, moved.staging)
-    if moved.text:
-        message = f"{message}: {moved.text}"
+    state, message = _state(row, node_name, installed, progress.staging)
+    if progress.text:
+        message = f"{message}: {progress.text}"
     if unreachable:
         message = f"{message}, but no report arrives from there: {unreachable}"
-    # Fewer bytes than before are those of another step: unpacking what came, or the way from here to the node.
-    goes_on = job.state is state and moved.bytes_sent >= job.bytes_sent
-    since = job.moving_since if goes_on else None
-    if since is None and moved.bytes_sent:
+    # Fewer bytes than before belong to another step: unpacking, or the transfer from the controller to the node.
+    continues = job.state is state and progress.bytes_sent >= job.bytes_sent
+    since = job.moving_since if continues else None
+    if since is None and progress.bytes_sent:
         since = now
     after = replace(
         job,
@@ -83,21 +90,21 @@ def follow(
         node_name=node_name,
         message=message,
         moving_since=since,
-        **_counts(moved),
+        **_counts(progress),
     )
     return _newer(after, job, now) if after != job else job
 
 
-def waits(job: LoadJob, message: str, now: datetime) -> LoadJob:
-    """No place yet, and why."""
+def set_waiting(job: LoadJob, message: str, now: datetime) -> LoadJob:
+    """No node is chosen yet; `message` says why."""
     after = replace(job, message=message)
     return _newer(after, job, now) if after != job else job
 
 
 def fail(job: LoadJob, node_id: str, error: str, now: datetime, cooldown: Cooldown, *, elsewhere: bool) -> LoadJob:
-    """`elsewhere`: another node may be tried at once."""
+    """`elsewhere`: another node can be tried at once."""
     failed_on = {**job.failed_on, node_id: error} if node_id else dict(job.failed_on)
-    if elsewhere and len(failed_on) < MOST_NODES:
+    if elsewhere and len(failed_on) < MAX_NODES:
         return _newer(replace(job, state=LoadState.PENDING, failed_on=failed_on, error=error), job, now)
     failures = job.failures + 1
     after = replace(
@@ -113,12 +120,12 @@ def fail(job: LoadJob, node_id: str, error: str, now: datetime, cooldown: Cooldo
     return _newer(after, job, now)
 
 
-def is_over(job: LoadJob, now: datetime, cooldown: Cooldown) -> bool:
-    """A failure that nobody needs to know of any more."""
+def is_expired(job: LoadJob, now: datetime, cooldown: Cooldown) -> bool:
+    """Whether a failure is so old that its row is deleted."""
     return job.failed_at is not None and not job.active and now - job.failed_at >= cooldown.forgotten
 
 
-def is_shown(job: LoadJob, now: datetime, cooldown: Cooldown) -> bool:
+def is_listed(job: LoadJob, now: datetime, cooldown: Cooldown) -> bool:
     if job.active:
         return True
     until = max(moment for moment in (_plus(job.failed_at, cooldown.shown), job.retry_at, job.created_at) if moment)
@@ -148,7 +155,7 @@ def status_of(job: LoadJob, now: datetime) -> LoadStatus:
 
 
 def _eta_s(job: LoadJob, now: datetime) -> float | None:
-    """Only of bytes that have been moving for a second: before that it would be a guess."""
+    """None before bytes have arrived for a second: an estimate would be a guess."""
     if job.state not in (LoadState.STAGING, LoadState.INSTALLING) or job.moving_since is None or not job.total_bytes:
         return None
     for_s = (now - job.moving_since).total_seconds()
@@ -159,19 +166,19 @@ def _eta_s(job: LoadJob, now: datetime) -> float | None:
 
 def _state(row: DesiredReplica, node_name: str, installed: bool, staging: bool) -> tuple[LoadState, str]:
     if row.stage is ReplicaStage.PLACED and not installed:
-        return LoadState.INSTALLING, f"{row.backend} is being installed on {node_name}"
+        return LoadState.INSTALLING, f"installing {row.backend} on {node_name}"
     if row.stage is ReplicaStage.PLACED or staging:
-        return LoadState.STAGING, f"its files are being brought to {node_name}"
-    return LoadState.LOADING, f"it is starting on {node_name}"
+        return LoadState.STAGING, f"staging files on {node_name}"
+    return LoadState.LOADING, f"starting on {node_name}"
 
 
-def _counts(moved: Moved) -> dict[str, int]:
+def _counts(progress: TransferProgress) -> dict[str, int]:
     names = ("bytes_sent", "total_bytes", "file_index", "total_files")
-    return {name: getattr(moved, name) for name in names}
+    return {name: getattr(progress, name) for name in names}
 
 
 def _newer(after: LoadJob, before: LoadJob | None, now: datetime) -> LoadJob:
-    """Versions rise also from one load of a model to the next: whoever waits for a higher one must not wait in vain."""
+    """Versions also rise from one load of a model to the next, so that a client that waits for a higher one gets it."""
     stamp = int(now.timestamp() * 1000)
     return replace(after, version=max(stamp, before.version + 1) if before is not None else stamp, updated_at=now)
 

@@ -1,6 +1,6 @@
-"""Loads as gateways and people ask for them. What is asked is only written down; the loop carries it out.
+"""Accepts load and unload requests of gateways and users. It only stores them; the reconciler carries them out.
 
-One row per model: a hundred who ask for the same cold model cause one load, and all wait for the same.
+One row per model: a hundred requests for the same cold model cause one load, and all wait for it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from corral.contract.models import Definition
 from corral.controller.inventory.routing import read_routing
 from corral.controller.models.near import unknown_model
 from corral.controller.replicas import load_jobs as jobs
-from corral.controller.replicas.lifecycle import leave
+from corral.controller.replicas.lifecycle import mark_leaving
 from corral.controller.replicas.load_jobs import Cooldown
-from corral.controller.replicas.world import read_own, storable_job, storable_replica
+from corral.controller.replicas.snapshot import read_desired, storable_job, storable_replica
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import LOADS, REPLICAS
 from corral.kit.clock import Clock
@@ -30,17 +30,17 @@ from corral.store.tables import load_jobs, model_schedules, models, replicas, re
 
 log = get_log(__name__)
 
-_POLL_S = 1.0  # a hint may be lost
+_POLL_S = 1.0  # a notification may be lost
 
 
-class KnownModels(Protocol):
+class ModelLookup(Protocol):
     async def ensure(self, name: str, *, by: str = "", install: bool = True) -> Definition:
-        """The model of that name, or the one it stands for; with `install` out of a gallery when it is not there."""
+        """The model with that name or alias; with `install` from a gallery when the fleet does not have it."""
 
 
-class Loads:
+class LoadService:
     def __init__(
-        self, store: Store, models: KnownModels, feed: ChangeFeed, clock: Clock, *, cooldown: Cooldown | None = None
+        self, store: Store, models: ModelLookup, feed: ChangeFeed, clock: Clock, *, cooldown: Cooldown | None = None
     ) -> None:
         self._store = store
         self._models = models
@@ -48,9 +48,9 @@ class Loads:
         self._clock = clock
         self._cooldown = cooldown or Cooldown()
 
-    async def ask(self, name: str, *, by: str = "", install: bool = True, current: bool = False) -> LoadStatus:
-        """A replica is wanted. Raises NotFound, with what is near; else says how it stands. `install`: also of a model
-        the fleet does not have yet. `current`: replicas of an earlier definition do not count."""
+    async def request(self, name: str, *, by: str = "", install: bool = True, current: bool = False) -> LoadStatus:
+        """Request a replica of the model. Raises NotFound, with similar names. `install`: also a model that the fleet
+        does not have yet. `current`: replicas of an earlier definition do not count."""
         definition = await self._models.ensure(name, by=by, install=install)
         model = definition.name
         if definition.disabled:
@@ -60,26 +60,26 @@ class Loads:
             return known
         async with self._store.write() as tx:
             now, before = await tx.now(), await load_jobs.find(tx, model)
-            if before is not None and _stands(before, definition, now, current=current):
+            if before is not None and _is_valid(before, definition, now, current=current):
                 return jobs.status_of(before, now)
             job = jobs.begin(model, definition.revision, now, before)
             if before is None and not await load_jobs.claim(tx, storable_job(job)):
-                return jobs.status_of(job, now)  # somebody was quicker by a moment: it is the same load
+                return jobs.status_of(job, now)  # a concurrent request began the same load
             await load_jobs.put(tx, [storable_job(job)])
             await revisions.bump(tx, LOADS)
-        log.info("load asked for", model=model, by=by)
+        log.info("load requested", model=model, by=by)
         self._feed.notify(LOADS, model)
         return jobs.status_of(job, now)
 
     async def find(self, model: str, *, current: bool = False) -> LoadStatus | None:
-        """None: it is not being loaded, and nothing answers for it."""
+        """None: it is not being loaded and has no ready replica."""
         async with self._store.read() as tx:
             return await self._find(tx, model, current=current)
 
     async def wait(
         self, model: str, *, since: int = 0, wait_s: float = 0.0, current: bool = False
     ) -> LoadStatus | None:
-        """As soon as there is something newer than `since`, or when the time is over."""
+        """Return as soon as the version is newer than `since`, or when the time is over."""
         moved = asyncio.Event()
         counters = (LOADS, REPLICAS, "inventory")
         for counter in counters:
@@ -102,32 +102,32 @@ class Loads:
                 self._feed.off(counter, moved.set)
 
     async def list_(self, *, past: bool = False) -> list[LoadStatus]:
-        """Those under way, and those that failed a moment ago; with `past` also those that may be tried again by now,
-        as long as anybody remembers them."""
+        """Active loads and recent failures; with `past` also failures that can be retried by now and are still
+        stored."""
         async with self._store.read() as tx:
             now = await tx.now()
             known = await load_jobs.list_(tx)
-        return [jobs.status_of(job, now) for job in known if past or jobs.is_shown(job, now, self._cooldown)]
+        return [jobs.status_of(job, now) for job in known if past or jobs.is_listed(job, now, self._cooldown)]
 
     async def unload(self, model: str, *, node_id: str = "", force: bool = False, by: str = "") -> int:
-        """Its replicas finish what they have and end; with force, at once. How many. Raises Conflict where a schedule
-        would bring them back, NotFound when there is none."""
+        """Stop the model's replicas after their requests; with `force`, at once. Returns how many. Raises Conflict
+        where a schedule would start them again, NotFound when there is none."""
         async with self._store.write() as tx:
-            rows, known = await read_own(tx)
+            rows, known = await read_desired(tx)
             now = await tx.now()
             own = [row for row in rows if row.model == model and node_id in ("", row.node_id)]
             schedule = await model_schedules.find(tx, model)
             if schedule is not None and (schedule.min_replicas or schedule.spread_all) and not node_id:
-                raise Conflict(f"{model} is scheduled to have replicas: change its schedule first")
+                raise Conflict(f"the schedule of {model} requires replicas: change its schedule first")
             if not own and model not in known:
                 if await models.find(tx, model) is None:
                     raise NotFound(unknown_model(model, await models.list_ids(tx)))
-                where = "there" if node_id else "anywhere"
-                raise NotFound(f"no replica of {model} runs {where}")
+                host = "there" if node_id else "anywhere"
+                raise NotFound(f"no replica of {model} runs {host}")
             ordered = [row for row in own if row.stage is not ReplicaStage.PLACED]
             await replicas.delete(tx, [row for row in own if row.stage is ReplicaStage.PLACED])
             await replicas.put(
-                tx, [storable_replica(leave(row, "somebody unloaded it", now, force=force)) for row in ordered]
+                tx, [storable_replica(mark_leaving(row, "a user unloaded it", now, force=force)) for row in ordered]
             )
             if not node_id:
                 await load_jobs.delete(tx, [model])
@@ -139,16 +139,16 @@ class Loads:
         return len(own)
 
     async def _known(self, definition: Definition, *, current: bool) -> LoadStatus | None:
-        """Nothing has to be written: it answers, or is on its way, or must wait."""
+        """The status when no new load is needed: it is loaded, being loaded, or in its cooldown."""
         model = definition.name
         async with self._store.read() as tx:
             now, job = await tx.now(), await load_jobs.find(tx, model)
             answering = await self._answering(tx, model)
         if definition.revision in answering or (answering and not current):
             return _loaded(model, now)
-        if job is None or not _stands(job, definition, now, current=current):
+        if job is None or not _is_valid(job, definition, now, current=current):
             return None
-        return _beside(jobs.status_of(job, now), answering)
+        return _with_serving(jobs.status_of(job, now), answering)
 
     async def _find(self, tx: Transaction, model: str, *, current: bool) -> LoadStatus | None:
         now, job = await tx.now(), await load_jobs.find(tx, model)
@@ -158,26 +158,26 @@ class Loads:
         known = await models.find(tx, model) if current and answering else None
         if answering and (known is None or known.revision in answering):
             return _loaded(model, now)
-        if job is None or not jobs.is_shown(job, now, self._cooldown):
+        if job is None or not jobs.is_listed(job, now, self._cooldown):
             return None
-        return _beside(jobs.status_of(job, now), answering)
+        return _with_serving(jobs.status_of(job, now), answering)
 
     async def _answering(self, tx: Transaction, model: str) -> set[str]:
-        """The revisions of which a replica can answer."""
+        """The revisions that have a routable replica."""
         shown, _ = await read_routing(tx, model)
         return {replica.revision for replica in shown}
 
 
-def _beside(status: LoadStatus, answering: set[str]) -> LoadStatus:
-    """A load that failed while replicas of an earlier definition still answer: requests are served, and by what."""
+def _with_serving(status: LoadStatus, answering: set[str]) -> LoadStatus:
+    """Add to a failed load that replicas of an earlier definition still serve requests."""
     if status.state != LoadState.FAILED or not answering:
         return status
-    return replace(status, error=f"{status.error}\nreplicas of the definition before the edit still answer requests")
+    return replace(status, error=f"{status.error}\nreplicas of the definition before the edit still serve requests")
 
 
-def _stands(job: LoadJob, definition: Definition, now: datetime, *, current: bool) -> bool:
-    """It is under way, or has failed too lately to be tried again. What was changed since is another matter; so is,
-    with `current`, a load that was begun for an earlier definition and may end with it."""
+def _is_valid(job: LoadJob, definition: Definition, now: datetime, *, current: bool) -> bool:
+    """Whether the load is active, or failed too recently to be retried. A job of an earlier definition does not count
+    if it failed, nor, with `current`, if it is active."""
     same = job.revision == definition.revision
     return (same or not current) if job.active else (same and not job.may_try(now))
 

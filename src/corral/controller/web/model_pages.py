@@ -16,9 +16,9 @@ from corral.controller.backends.gallery_status import MODELS as MODEL_GALLERIES
 from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.models.service import Models
-from corral.controller.replicas.listing import ReplicaRows
-from corral.controller.replicas.loads import Loads
-from corral.controller.replicas.why import Why
+from corral.controller.replicas.listing import ReplicaListing
+from corral.controller.replicas.loads import LoadService
+from corral.controller.replicas.why import PlacementExplainer
 from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.models import catalogue_of
 from corral.controller.web.page_context import Page, PageContext, Shown
@@ -48,8 +48,8 @@ class Cataloguing:
     def __init__(
         self,
         models: Models,
-        loads: Loads,
-        replica_rows: ReplicaRows,
+        loads: LoadService,
+        replica_rows: ReplicaListing,
         gallery_status: GalleryStatus,
         context: PageContext,
         filters: ListFilter,
@@ -78,7 +78,7 @@ async def models_part(context: PageContext, cataloguing: Cataloguing) -> Page:
 
 
 @get("/page/why", guards=[viewers])
-async def why_part(models: Models, explaining: Why, model: Name) -> Page:
+async def why_part(models: Models, explaining: PlacementExplainer, model: Name) -> Page:
     """Of what an alias stands for: that is what has replicas."""
     explained = await explaining.model(await models.meant(model))
     decision = DECISIONS.get(explained.decision, explained.decision)
@@ -121,8 +121,8 @@ async def _requests(receipts: ReceiptService, request_filters: RequestFilter, co
 
 async def _cataloguing(
     models: Models,
-    loads: Loads,
-    replica_rows: ReplicaRows,
+    loads: LoadService,
+    replica_rows: ReplicaListing,
     gallery_status: GalleryStatus,
     context: PageContext,
     filters: ListFilter,

@@ -1,59 +1,75 @@
-"""The parts that load models and keep replicas, put together: what `main.py` starts and the API's doors use."""
+"""Assembles the parts that load models and keep replicas running."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from corral.bus.api import Bus
 from corral.controller.backends.catalogue import Catalogue
-from corral.controller.inventory.activity import FRESH_S, ActivityTracker
+from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.inventory.observed_usage import UsageRecorder
 from corral.controller.operations.accept import OperationAcceptor
+from corral.controller.orders.observations import ReplicaObservation
 from corral.controller.orders.replica_calls import KeepList, ReplicaCalls, ReplicaOrders
 from corral.controller.registry.changes import NodeChanges
-from corral.controller.replicas.backend_provisioner import Bringing
+from corral.controller.replicas.backend_provisioner import BackendProvisioner
 from corral.controller.replicas.builds import Builds
-from corral.controller.replicas.file_provisioner import Fetching, FilesOfModels
-from corral.controller.replicas.listing import ReplicaRows
-from corral.controller.replicas.loads import KnownModels, Loads
-from corral.controller.replicas.memory_needs import MemoryNeeds
-from corral.controller.replicas.reconcile import ReplicaLoop, ReplicaOptions, no_pressure
-from corral.controller.replicas.why import Sight, Why
+from corral.controller.replicas.file_provisioner import FileProvisioner, FileSource
+from corral.controller.replicas.lifecycle import LifecycleTimes
+from corral.controller.replicas.listing import ReplicaListing
+from corral.controller.replicas.load_jobs import Cooldown
+from corral.controller.replicas.loads import LoadService, ModelLookup
+from corral.controller.replicas.memory_estimator import MemoryEstimator
+from corral.controller.replicas.order_sender import OrderSender
+from corral.controller.replicas.reconcile import ReplicaOptions, ReplicaReconciler, no_pressure
+from corral.controller.replicas.snapshot import SnapshotReader
+from corral.controller.replicas.why import PlacementExplainer
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
+from corral.controller.scheduler.world import Policy
+from corral.controller.settings import ControllerSettings
 from corral.kit.clock import Clock
 from corral.store.engine.transactions import Store
 
 
 @dataclass(frozen=True)
-class ReplicaTimes:
-    accept_s: float = 10.0
-    second_try_s: float = 0.25
-    fresh_s: float = FRESH_S
-    learn_every_s: float = 30.0  # a look at what processes have come to hold, and where files are
+class ReplicaDependencies:
+    """The parts of other packages that replicas need."""
 
-
-@dataclass(frozen=True)
-class Needs:
-    """What of other rooms it works with."""
-
-    models: KnownModels
-    files: FilesOfModels
+    models: ModelLookup
+    files: FileSource
     catalogue: Catalogue
     acceptor: OperationAcceptor
     changes: NodeChanges
     orders: ReplicaOrders | None = None  # None: to Corral workers only
     keep_list: KeepList | None = None  # see `ReplicaCalls`
     waiting: Callable[[], Mapping[str, int]] = dict  # requests that wait at gateways, by model
-    pressure: Callable[[str, float], int] = no_pressure  # see `ReplicaLoop`
+    pressure: Callable[[str, float], int] = no_pressure  # see `ReplicaReconciler`
 
 
-@dataclass(frozen=True)
-class ReplicaSettings:
-    loop: ReplicaOptions = field(default_factory=ReplicaOptions)
-    times: ReplicaTimes = field(default_factory=ReplicaTimes)
+def replica_options(settings: ControllerSettings) -> ReplicaOptions:
+    replicas = settings.replicas
+    return ReplicaOptions(
+        interval_s=replicas.replica_interval_s,
+        times=LifecycleTimes(orphan_after=timedelta(seconds=replicas.stray_after_s)),
+        cooldown=Cooldown(
+            first=timedelta(seconds=replicas.load_cooldown_s),
+            longest=timedelta(seconds=max(300.0, replicas.load_cooldown_s)),
+        ),
+        policy=Policy(
+            disk_check=replicas.disk_check,
+            exclusive_groups=replicas.exclusive_groups,
+            shared_models=replicas.shared_models,
+            up_after_s=replicas.scale_up_after_s,
+            down_after_s=replicas.scale_down_after_s,
+        ),
+        idle_unload_s=replicas.idle_unload_s,
+        localai=settings.localai.compat_localai,
+        accept_s=settings.backends.backend_accept_timeout_s,
+    )
 
 
 class Replicas:
@@ -64,48 +80,60 @@ class Replicas:
         leadership: Leadership,
         feed: ChangeFeed,
         clock: Clock,
-        needs: Needs,
-        settings: ReplicaSettings | None = None,
+        dependencies: ReplicaDependencies,
+        options: ReplicaOptions | None = None,
     ) -> None:
-        settings = settings or ReplicaSettings()
-        times = settings.times
-        memory = MemoryNeeds(needs.files)
-        self.quiet = ActivityTracker(bus, clock, fresh_s=times.fresh_s)
-        builds = Builds(needs.catalogue, clock, found=self._wake)
-        self.loop = ReplicaLoop(
+        options = options or ReplicaOptions()
+        memory = MemoryEstimator(dependencies.files)
+        self.activity = ActivityTracker(bus, clock, fresh_s=options.fresh_s)
+        snapshots = SnapshotReader(
+            store,
+            Builds(dependencies.catalogue, clock, on_found=self._wake),
+            self.activity,
+            memory.estimate,
+            idle_unload_s=options.idle_unload_s,
+            localai=options.localai,
+        )
+        orders = dependencies.orders or ReplicaCalls(
+            bus,
+            clock,
+            accept_s=options.accept_s,
+            second_try_s=options.second_try_s,
+            keep_list=dependencies.keep_list,
+        )
+        self.reconciler = ReplicaReconciler(
             store,
             bus,
-            needs.orders
-            or ReplicaCalls(
-                bus,
-                clock,
-                accept_s=times.accept_s,
-                second_try_s=times.second_try_s,
-                keep_list=needs.keep_list,
-            ),
             leadership,
-            needs.changes,
             feed,
             clock,
-            builds=builds,
-            bringing=Bringing(needs.acceptor, clock),
-            fetching=Fetching(needs.files, memory, clock, moved=self._wake),
-            files=needs.files,
-            quiet=self.quiet,
-            memory=memory.of,
-            waiting=needs.waiting,
-            pressure=needs.pressure,
-            options=settings.loop,
+            snapshots=snapshots,
+            sender=OrderSender(
+                orders,
+                dependencies.files,
+                dependencies.changes,
+                on_observation=self._observe,
+                on_stopped=self._wake,
+                stop_grace_s=options.stop_grace_s,
+            ),
+            backend_provisioner=BackendProvisioner(dependencies.acceptor, clock),
+            file_provisioner=FileProvisioner(dependencies.files, memory, clock, on_change=self._wake),
+            waiting=dependencies.waiting,
+            pressure=dependencies.pressure,
+            options=options,
         )
-        self.loads = Loads(store, needs.models, feed, clock, cooldown=settings.loop.cooldown)
-        self.rows = ReplicaRows(store, self.quiet)
-        self.learning = UsageRecorder(store, leadership, clock, interval_s=times.learn_every_s)
-        self.why = Why(store, clock, Sight(builds, self.quiet, memory.of, settings.loop), self.loads)
+        self.loads = LoadService(store, dependencies.models, feed, clock, cooldown=options.cooldown)
+        self.rows = ReplicaListing(store, self.activity)
+        self.usage_recorder = UsageRecorder(store, leadership, clock, interval_s=options.usage_interval_s)
+        self.why = PlacementExplainer(snapshots, self.loads, options.policy, clock)
 
     @property
     def parts(self) -> tuple[Any, ...]:
         """Each has a name and a `run`."""
-        return (self.loop, self.learning)
+        return (self.reconciler, self.usage_recorder)
 
     def _wake(self) -> None:
-        self.loop.wake()
+        self.reconciler.wake()
+
+    def _observe(self, observation: ReplicaObservation) -> None:
+        self.reconciler.observe(observation)

@@ -8,16 +8,16 @@ from msgspec.structs import replace
 
 from corral.contract.hardware import Device
 from corral.controller.inventory.observed_usage import UsageRecorder
-from corral.controller.replicas.why import Why
+from corral.controller.replicas.why import PlacementExplainer
 from corral.store.tables import model_files, node_files, process_peaks
 from corral.store.tables.model_files import StoredFile
 from tests.support.replica_fleet import GIB, ReplicaFleet
 from tests.support.waiting import until
 
 
-def parts(fleet: ReplicaFleet) -> tuple[UsageRecorder, Why]:
+def parts(fleet: ReplicaFleet) -> tuple[UsageRecorder, PlacementExplainer]:
     made = next(iter(fleet.replicas.values()))
-    return made.learning, made.why
+    return made.usage_recorder, made.why
 
 
 async def peaks(fleet: ReplicaFleet) -> list[tuple[str, int]]:
@@ -39,8 +39,8 @@ async def test_the_most_that_was_seen_counts(fleet: ReplicaFleet) -> None:
         return await peaks(fleet) == [("m", size)]
 
     await until(lambda: learned(2 * GIB), "what it took")
-    told = await why.model("m")
-    assert (told.memory_bytes, told.memory_how) == (int(2 * GIB * 1.05), "the most its processes used")
+    report = await why.model("m")
+    assert (report.memory_bytes, report.memory_how) == (int(2 * GIB * 1.05), "the most its processes used")
     await barn.set_process(shown.process_id, peak_bytes=3 * GIB)
     await until(lambda: learned(3 * GIB), "that it took more")
     await barn.set_process(shown.process_id, peak_bytes=1 * GIB)
@@ -86,8 +86,8 @@ async def test_what_it_holds_on_its_devices_is_learned_too(local: ReplicaFleet) 
         return await peaks(local) == [("m", 8 * GIB)]
 
     await until(learned, "what it took")
-    told = await why.model("m")
-    assert (told.memory_bytes, told.memory_how) == (int(16 * GIB * 1.05), "the most its processes used")
+    report = await why.model("m")
+    assert (report.memory_bytes, report.memory_how) == (int(16 * GIB * 1.05), "the most its processes used")
 
 
 async def test_another_revision_is_learned_anew_and_a_definition_has_the_last_word(local: ReplicaFleet) -> None:
@@ -155,6 +155,6 @@ async def test_where_its_files_are_is_remembered_after_it_is_gone(fleet: Replica
     await fleet.loads.unload("m", force=True)
     await fleet.until_gone("m")
     await fleet.worker("barn", has="llama-cpp")  # it has more room, and would have to fetch two gigabytes
-    told = await why.model("m")
-    assert [(verdict.node, verdict.fetch_bytes) for verdict in told.nodes] == [("attic", 0), ("barn", 2 * GIB)]
-    assert told.nodes[0].notes == ("backend and files are on the node",)
+    report = await why.model("m")
+    assert [(verdict.node, verdict.fetch_bytes) for verdict in report.nodes] == [("attic", 0), ("barn", 2 * GIB)]
+    assert report.nodes[0].notes == ("backend and files are on the node",)

@@ -10,8 +10,8 @@ import pytest
 
 from corral.contract.messages.backends import NodeBackend
 from corral.controller.inventory.records import ProcessActivity
-from corral.controller.replicas.lifecycle import Ready
-from corral.controller.replicas.world import Read, read_all
+from corral.controller.replicas.lifecycle import Prerequisites
+from corral.controller.replicas.snapshot import FleetSnapshot, read_snapshot
 from corral.controller.scheduler.world import Build, BuildState, Memory
 from corral.store import Store, open_store
 from corral.store.tables import (
@@ -34,13 +34,13 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         yield opened
 
 
-async def look(store: Store) -> Read:
+async def take_snapshot(store: Store) -> FleetSnapshot:
     async with store.read() as tx:
-        return await read_all(
+        return await read_snapshot(
             tx,
             idle_unload_s=0,
             build=lambda _backend, _machine: Build(BuildState.INSTALLABLE),
-            quiet=lambda _node, _process: ProcessActivity(),
+            activity=lambda _node, _process: ProcessActivity(),
             memory=lambda _definition, _files, _seen: Memory(),
         )
 
@@ -55,11 +55,11 @@ async def test_a_machine_without_the_wanted_build_is_no_place_and_says_why(store
         await load_jobs.put(tx, [a_job(state="pending", error="")])
         await backend_rules.insert(tx, a_rule(backend="llama-cpp"))
         await backend_targets.add(tx, [missing, a_target(capability="cpu")])
-    read = await look(store)
-    assert read.nodes["n1"].builds == {"llama-cpp": Build(BuildState.MISSING, WHY)}
-    assert read.backends[("n1", "llama-cpp")] == Ready(trouble=f"llama-cpp cannot be installed there: {WHY}")
-    assert read.nodes["n2"].builds == {"llama-cpp": Build(BuildState.INSTALLABLE)}
-    assert read.backends[("n2", "llama-cpp")] == Ready()
+    snapshot = await take_snapshot(store)
+    assert snapshot.nodes["n1"].builds == {"llama-cpp": Build(BuildState.MISSING, WHY)}
+    assert snapshot.backends[("n1", "llama-cpp")] == Prerequisites(error=f"llama-cpp cannot be installed there: {WHY}")
+    assert snapshot.nodes["n2"].builds == {"llama-cpp": Build(BuildState.INSTALLABLE)}
+    assert snapshot.backends[("n2", "llama-cpp")] == Prerequisites()
 
 
 async def test_one_that_has_it_anyway_serves_with_what_it_has(store: Store) -> None:
@@ -70,9 +70,9 @@ async def test_one_that_has_it_anyway_serves_with_what_it_has(store: Store) -> N
         await backend_rules.insert(tx, a_rule(backend="llama-cpp"))
         await backend_targets.add(tx, [a_target(capability="cpu", platform="linux/arm64", build=None, reason=WHY)])
         await node_backends.put(tx, an_inventory("n1", backends=(NodeBackend("llama-cpp", False, True),)))
-    read = await look(store)
-    assert read.nodes["n1"].builds == {"llama-cpp": Build(BuildState.INSTALLED)}
-    assert read.backends[("n1", "llama-cpp")].backend
+    snapshot = await take_snapshot(store)
+    assert snapshot.nodes["n1"].builds == {"llama-cpp": Build(BuildState.INSTALLED)}
+    assert snapshot.backends[("n1", "llama-cpp")].backend
 
 
 async def test_nothing_is_started_of_one_that_shall_be_deleted_though_it_is_still_there(store: Store) -> None:
@@ -83,6 +83,6 @@ async def test_nothing_is_started_of_one_that_shall_be_deleted_though_it_is_stil
         await load_jobs.put(tx, [a_job(state="pending", error="")])
         await backend_rules.insert(tx, a_rule(backend="llama-cpp", want="absent"))
         await node_backends.put(tx, an_inventory("n1", backends=(NodeBackend("llama-cpp", False, True),)))
-    read = await look(store)
-    assert read.nodes["n1"].builds == {"llama-cpp": Build(BuildState.FORBIDDEN, "somebody deleted it there")}
-    assert read.backends[("n1", "llama-cpp")] == Ready(backend=True, trouble="llama-cpp was deleted there")
+    snapshot = await take_snapshot(store)
+    assert snapshot.nodes["n1"].builds == {"llama-cpp": Build(BuildState.FORBIDDEN, "a user deleted it there")}
+    assert snapshot.backends[("n1", "llama-cpp")] == Prerequisites(backend=True, error="llama-cpp was deleted there")

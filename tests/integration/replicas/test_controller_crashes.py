@@ -48,7 +48,7 @@ async def test_two_controllers_load_once_and_tell_the_same(fleet: ReplicaFleet) 
     second = fleet.add(await fleet.fleet.controller("c2"))
     await fleet.define("m")
     barn.starts.hold = asyncio.Event()
-    await asyncio.gather(*(loads.ask("m") for loads in (fleet.loads, second.loads) for _ in range(10)))
+    await asyncio.gather(*(loads.request("m") for loads in (fleet.loads, second.loads) for _ in range(10)))
     await until(lambda: barn.processes)
 
     async def same() -> bool:
@@ -71,7 +71,7 @@ async def test_a_result_that_was_lost_and_a_worker_that_restarts_cost_time_only(
     barn.starts.hold.set()
     await local.until_ready("m")
     assert len(barn.started) == 1
-    assert len({order["op_id"] for order in barn.told}) == 1
+    assert len({order["op_id"] for order in barn.replica_orders}) == 1
 
 
 async def test_the_database_away_for_a_while_costs_time_only(

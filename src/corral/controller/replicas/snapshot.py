@@ -1,12 +1,11 @@
-"""Reads from the store what `plan` looks at: one moment of the whole database. Before anything is written the rows are
-read again and must still be the same; so nobody waits for us while we think."""
+"""Reads the input of `plan` from the store: a snapshot of the whole database. Before the plan is written, the rows are
+read again and must still be the same; so no transaction stays open while planning."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TypeVar
 
 from msgspec.structs import replace as struct_replace
 
@@ -18,16 +17,18 @@ from corral.controller.backends.rules import Unwanted, Wanted, fold, without_ove
 from corral.controller.backends.world import TargetKey
 from corral.controller.files.member_uris import is_member, parse_member
 from corral.controller.files.wanted import is_archive, still_meant
+from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.inventory.installed import find_installed, names_in
 from corral.controller.inventory.records import ProcessActivity
 from corral.controller.models.views import definition_of
-from corral.controller.replicas.lifecycle import Place, Ready
-from corral.controller.replicas.load_jobs import Moved
-from corral.controller.scheduler import world as seen
+from corral.controller.replicas.builds import Builds
+from corral.controller.replicas.lifecycle import Prerequisites, ReplicaHost
+from corral.controller.replicas.load_jobs import TransferProgress
+from corral.controller.scheduler import world as scheduler
 from corral.controller.scheduler.memory import MeasuredUsage, device_share, is_ram_only
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, ModelFile, Schedule, budget_of
 from corral.kit.humanize import first_and_last_line
-from corral.store.engine.transactions import Transaction
+from corral.store.engine.transactions import Store, Transaction
 from corral.store.engine.types import storable
 from corral.store.records import BackendIntent, BackendRule, DesiredReplica, LoadJob, ReplicaStage, ScopeKind
 from corral.store.tables import (
@@ -50,86 +51,111 @@ from corral.store.tables.model_files import StoredFile
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import Node
 
-T = TypeVar("T")
-
-_NOT_SERVED = "its worker is LocalAI's, and this controller does not serve those (--compat-localai)"
-_NO_SUCH_TOKEN = "its worker is LocalAI's, and did not join with the registration token those have to show"
+_NOT_SERVED = "it runs a LocalAI worker, which this controller does not serve (--compat-localai enables it)"
+_NO_SUCH_TOKEN = "it runs a LocalAI worker that did not join with the registration token"
 
 FindBuild = Callable[[str, MachineKind], Build]
 
 
-def _as_it_runs(_backend: str, _machine: MachineKind) -> Build:
-    """Of an installed backend of which nobody knows more."""
+def _assume_installed(_backend: str, _machine: MachineKind) -> Build:
+    """For an installed backend that no gallery knows."""
     return Build(BuildState.INSTALLED)
 
 
-FindQuiet = Callable[[str, str], ProcessActivity]
+FindActivity = Callable[[str, str], ProcessActivity]
 FindMemory = Callable[[Definition, Sequence[StoredFile], Sequence[MeasuredUsage]], Memory]
 
 
 @dataclass
-class Read:
-    """What the store said."""
+class FleetSnapshot:
+    """The fleet as stored at one moment."""
 
     now: datetime
     rows: list[DesiredReplica] = field(default_factory=list)
     jobs: dict[str, LoadJob] = field(default_factory=dict)
-    places: dict[str, Place] = field(default_factory=dict)
-    nodes: dict[str, seen.Node] = field(default_factory=dict)
+    hosts: dict[str, ReplicaHost] = field(default_factory=dict)
+    nodes: dict[str, scheduler.Node] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
     definitions: dict[str, Definition] = field(default_factory=dict)
     previous_revisions: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    backends: dict[tuple[str, str], Ready] = field(default_factory=dict)
+    backends: dict[tuple[str, str], Prerequisites] = field(default_factory=dict)
     wanted: dict[tuple[str, str], Wanted | Unwanted | None] = field(default_factory=dict)  # by node and backend
-    installing: dict[tuple[str, str, int], Moved] = field(default_factory=dict)  # by replica: how far its backend is
+    installing: dict[tuple[str, str, int], TransferProgress] = field(default_factory=dict)  # by replica: its backend
     process_ids: set[str] = field(default_factory=set)
 
 
-async def read_own(tx: Transaction) -> tuple[list[DesiredReplica], dict[str, LoadJob]]:
-    """What only we write. In a write transaction it is ours until its end."""
+@dataclass(frozen=True)
+class SnapshotReader:
+    """Reads snapshots, with this controller's build lookups, activity reports and memory estimates."""
+
+    store: Store
+    builds: Builds
+    activity: ActivityTracker
+    memory: FindMemory
+    idle_unload_s: float = 0.0
+    localai: bool = False  # this controller serves LocalAI workers
+
+    async def read(self, *, all_models: bool = False) -> FleetSnapshot:
+        async with self.store.read() as tx:
+            return await read_snapshot(
+                tx,
+                idle_unload_s=self.idle_unload_s,
+                build=self.builds.for_corral,
+                installed=self.builds.installed,
+                activity=self.activity.find,
+                memory=self.memory,
+                all_models=all_models,
+                localai=self.builds.for_localai if self.localai else None,
+            )
+
+
+async def read_desired(tx: Transaction) -> tuple[list[DesiredReplica], dict[str, LoadJob]]:
+    """The rows that only the reconciler and `LoadService` write. A write transaction locks them until its end."""
     return await replicas.list_(tx), {job.model: job for job in await load_jobs.list_(tx)}
 
 
-async def anything_to_do(tx: Transaction) -> bool:
-    """Cheap: without any of these nothing is wanted."""
-    rows, jobs = await read_own(tx)
+async def has_work(tx: Transaction) -> bool:
+    """Cheap: without rows, jobs and schedules no replica is wanted."""
+    rows, jobs = await read_desired(tx)
     return bool(rows or jobs or await model_schedules.list_(tx))
 
 
-async def read_all(
+async def read_snapshot(
     tx: Transaction,
     *,
     idle_unload_s: float,
     build: FindBuild,
-    quiet: FindQuiet,
+    activity: FindActivity,
     memory: FindMemory,
-    curious: bool = False,
+    all_models: bool = False,
     localai: FindBuild | None = None,
-    installed: FindBuild = _as_it_runs,
-) -> Read:
-    """`curious`: also about models for which nothing has to be found at present. `localai`: builds for LocalAI workers,
-    where those are served from here (`controller/peers`). `installed`: how a backend runs that a node has."""
-    read = Read(await tx.now())
-    read.rows, read.jobs = await read_own(tx)
+    installed: FindBuild = _assume_installed,
+) -> FleetSnapshot:
+    """`all_models`: look up builds also for models that no replica is wanted of. `localai`: finds builds for LocalAI
+    workers, if this controller serves them. `installed`: finds the devices of an installed backend."""
+    snapshot = FleetSnapshot(await tx.now())
+    snapshot.rows, snapshot.jobs = await read_desired(tx)
     inventories = {row.node_id: row for row in await node_backends.list_(tx)}
     labels = await node_labels.list_for(tx)
     files = await node_files.by_node(tx)
     found = [node for node in await nodes.list_(tx) if node.approved and node.node_type in ("", "backend")]
-    await _read_models(tx, read, idle_unload_s, memory)
-    backends = {model.backend for model in read.models.values()} if curious else _backends_at_stake(read)
+    await _read_models(tx, snapshot, idle_unload_s, memory)
+    backends = {model.backend for model in snapshot.models.values()} if all_models else _needed_backends(snapshot)
     rules = await backend_rules.list_live(tx)
-    pure = without_overruled(rule for rule in rules if rule.backend in backends)
-    nowhere = await _read_missing(tx, pure)
+    effective = without_overruled(rule for rule in rules if rule.backend in backends)
+    missing_builds = await _read_missing_builds(tx, effective)
     for node in found:
         inventory = inventories.get(node.id)
-        read.places[node.id] = _place(node, inventory, quiet, accepts=_accepts(node, localai))
-        read.process_ids.update(process.process_id for process in read.places[node.id].processes)
-        find = (localai, _as_it_runs) if localai is not None and node.protocol == 0 else (build, installed)
-        seen_there = _node(read, node, inventory, labels.get(node.id, {}), pure, backends, find, nowhere)
-        vetoes = () if read.places[node.id].accepts else (_NOT_SERVED if localai is None else _NO_SUCH_TOKEN,)
-        read.nodes[node.id] = replace(seen_there, files=files.get(node.id, frozenset()), vetoes=vetoes)
-    await _read_backends(tx, read)
-    return read
+        snapshot.hosts[node.id] = _host(node, inventory, activity, accepts=_accepts(node, localai))
+        snapshot.process_ids.update(process.process_id for process in snapshot.hosts[node.id].processes)
+        find = (localai, _assume_installed) if localai is not None and node.protocol == 0 else (build, installed)
+        scheduler_node = _node(
+            snapshot, node, inventory, labels.get(node.id, {}), effective, backends, find, missing_builds
+        )
+        vetoes = () if snapshot.hosts[node.id].accepts else (_NOT_SERVED if localai is None else _NO_SUCH_TOKEN,)
+        snapshot.nodes[node.id] = replace(scheduler_node, files=files.get(node.id, frozenset()), vetoes=vetoes)
+    await _read_backends(tx, snapshot)
+    return snapshot
 
 
 def storable_replica(row: DesiredReplica) -> DesiredReplica:
@@ -138,12 +164,12 @@ def storable_replica(row: DesiredReplica) -> DesiredReplica:
 
 
 def storable_job(job: LoadJob) -> LoadJob:
-    # In short before it is cut: what a process said in the end is the cause more often than what it said first.
+    # Shortened before it is cut: the last line of a process names the cause more often than its first.
     failed_on = {node_id: storable(first_and_last_line(why), 1000) for node_id, why in job.failed_on.items()}
     return struct_replace(job, message=storable(job.message), error=storable(job.error, 8000), failed_on=failed_on)
 
 
-async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory: FindMemory) -> None:
+async def _read_models(tx: Transaction, snapshot: FleetSnapshot, idle_unload_s: float, memory: FindMemory) -> None:
     schedules = {row.model: row for row in await model_schedules.list_(tx)}
     files: dict[str, list[StoredFile]] = {}
     for file in await model_files.list_(tx):
@@ -158,10 +184,10 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
             continue
         stored = still_meant(definition, files.get(row.id, []))
         schedule = schedules.get(row.id)
-        job = read.jobs.get(row.id)
-        read.definitions[row.id] = definition
-        read.previous_revisions[row.id] = row.previous_revisions
-        read.models[row.id] = Model(
+        job = snapshot.jobs.get(row.id)
+        snapshot.definitions[row.id] = definition
+        snapshot.previous_revisions[row.id] = row.previous_revisions
+        snapshot.models[row.id] = Model(
             row.id,
             definition.backend,
             row.revision,
@@ -181,12 +207,12 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
 
 
 def files_known(definition: Definition, stored: Sequence[StoredFile]) -> tuple[ModelFile, ...] | None:
-    """What they turned out to be; None as long as nobody has fetched them."""
+    """Digests and sizes of the model's files; None until they are fetched."""
     archives = {file.path for file in definition.files if is_archive(definition, file)}
     unpacked = {parse_member(file.uri).path for file in stored if is_member(file.uri)}
     named = len(definition.files) - len(archives)
     own = sum(not is_member(file.uri) and file.path not in archives for file in stored)
-    # Of a repository, or where one lies in the models folder, the definition does not say how many there are.
+    # For a repository or a file in the models folder, the definition does not say how many files there are.
     unnamed = bool(definition.snapshots or (own and not named))
     known = archives <= unpacked and (own > named if unnamed else own == named)
     return tuple(ModelFile(file.digest, file.size_bytes) for file in stored) if known else None
@@ -203,15 +229,15 @@ def _schedule(row: model_schedules.Schedule) -> Schedule:
     )
 
 
-def _backends_at_stake(read: Read) -> set[str]:
-    """Of models for which a place may have to be found."""
-    names = {row.model for row in read.rows} | set(read.jobs)
-    names |= {name for name, model in read.models.items() if model.schedule.scales}
-    return {read.models[name].backend for name in names if name in read.models} - {""}
+def _needed_backends(snapshot: FleetSnapshot) -> set[str]:
+    """Of models that may need a node."""
+    names = {row.model for row in snapshot.rows} | set(snapshot.jobs)
+    names |= {name for name, model in snapshot.models.items() if model.schedule.scales}
+    return {snapshot.models[name].backend for name in names if name in snapshot.models} - {""}
 
 
-async def _read_missing(tx: Transaction, rules: Sequence[BackendRule]) -> dict[TargetKey, str]:
-    """What these rules mean on kinds of machine for which there is no such build, and why."""
+async def _read_missing_builds(tx: Transaction, rules: Sequence[BackendRule]) -> dict[TargetKey, str]:
+    """The targets of these rules without a build for some kind of machine, and why."""
     targets = sorted({rule.target for rule in rules if rule.target})
     if not targets:
         return {}
@@ -226,83 +252,85 @@ def _accepts(node: Node, localai: FindBuild | None) -> bool:
     return node.protocol >= 1 or (localai is not None and node.shares_token)
 
 
-def _place(node: Node, inventory: Inventory | None, quiet: FindQuiet, *, accepts: bool) -> Place:
+def _host(node: Node, inventory: Inventory | None, activity: FindActivity, *, accepts: bool) -> ReplicaHost:
     processes: tuple[ReplicaProcess, ...] = inventory.processes if inventory is not None else ()
-    return Place(
+    return ReplicaHost(
         node.id,
         node.name,
         node.status,
         node.bus_down,
         accepts=accepts,
         boot_id=node.boot_id,
-        # An answer to what is installed says nothing of what runs: only a heartbeat does, and shows by its time.
+        # A reply that lists backends says nothing about processes: only a heartbeat does, and sets `reported_at`.
         known=inventory is not None and inventory.reported_at is not None and inventory.boot_id in ("", node.boot_id),
         processes=processes,
-        quiet={process.process_id: quiet(node.id, process.process_id) for process in processes},
+        activity={process.process_id: activity(node.id, process.process_id) for process in processes},
     )
 
 
 def _node(
-    read: Read,
+    snapshot: FleetSnapshot,
     node: Node,
     inventory: Inventory | None,
     labels: Mapping[str, str],
     rules: Sequence[BackendRule],
     backends: set[str],
     find: tuple[FindBuild, FindBuild],
-    nowhere: Mapping[TargetKey, str],
-) -> seen.Node:
-    """`find`: a build that could be installed, and how one runs that is."""
+    missing_builds: Mapping[TargetKey, str],
+) -> scheduler.Node:
+    """`find`: finds a build to install, and the devices of an installed one."""
     build, installed_build = find
     installed = inventory.backends if inventory is not None else ()
     needs_labels = any(rule.scope.kind is ScopeKind.SELECTOR for rule in rules)
     folded = fold(rules, node_id=node.id, labels=labels if needs_labels else {}, installed=names_in(installed))
     machine = MachineKind(node.capability, f"{node.os}/{node.arch}" if node.os else "", node.python)
     builds: dict[str, Build] = {}
-    for backend in sorted(backends):  # builds are looked up in this order, whatever the order of a set
+    for backend in sorted(backends):  # lookups start in this order, not in that of a set
         want = folded.get(backend)
-        read.wanted[(node.id, backend)] = want
+        snapshot.wanted[(node.id, backend)] = want
         there = find_installed(installed, backend) is not None
-        # A LocalAI worker is told to install and to start in one: there is nothing to bring there before.
+        # A LocalAI worker installs and starts with one order: nothing has to be installed before.
         brings_itself = node.protocol == 0 and not isinstance(want, Unwanted)
-        read.backends[(node.id, backend)] = Ready(backend=there or brings_itself)
+        snapshot.backends[(node.id, backend)] = Prerequisites(backend=there or brings_itself)
         if isinstance(want, Unwanted):
-            # Also while the node still lists it: nothing is started from files that are about to go.
-            read.backends[(node.id, backend)] = Ready(backend=there, trouble=f"{backend} was deleted there")
-            builds[backend] = Build(BuildState.FORBIDDEN, "somebody deleted it there")
+            # Also while the node still lists it: no replica is started from files that are about to be deleted.
+            snapshot.backends[(node.id, backend)] = Prerequisites(backend=there, error=f"{backend} was deleted there")
+            builds[backend] = Build(BuildState.FORBIDDEN, "a user deleted it there")
             continue
         builds[backend] = installed_build(backend, machine) if there else build(backend, machine)
         if isinstance(want, Wanted) and not (there or brings_itself):
-            # The galleries may have a build for it, but not of what people want to have there.
-            reason = nowhere.get(TargetKey(want.target, machine))
+            # The galleries may have a build for the machine, but not of the version that the rule requires.
+            reason = missing_builds.get(TargetKey(want.target, machine))
             if reason is not None:
                 builds[backend] = Build(BuildState.MISSING, reason)
-                read.backends[(node.id, backend)] = Ready(trouble=f"{backend} cannot be installed there: {reason}")
-    return seen.Node(
-        node.id,
-        node.name,
-        node.status,
-        labels,
-        node.capability,
-        node.devices,
-        node.gpu_vendor,
-        node.total_vram,
-        node.available_vram,
-        node.total_ram,
-        node.available_ram,
-        node.total_disk,
-        node.available_disk,
-        node.max_replicas_per_model,
-        budget_of(node.vram_budget),
-        node.bus_down,
+                snapshot.backends[(node.id, backend)] = Prerequisites(
+                    error=f"{backend} cannot be installed there: {reason}"
+                )
+    return scheduler.Node(
+        id=node.id,
+        name=node.name,
+        status=node.status,
+        labels=labels,
+        capability=node.capability,
+        devices=node.devices,
+        gpu_vendor=node.gpu_vendor,
+        total_vram=node.total_vram,
+        available_vram=node.available_vram,
+        total_ram=node.total_ram,
+        available_ram=node.available_ram,
+        total_disk=node.total_disk,
+        available_disk=node.available_disk,
+        max_replicas_per_model=node.max_replicas_per_model,
+        budget=budget_of(node.vram_budget),
+        bus_down=node.bus_down,
         builds=builds,
     )
 
 
-async def _read_backends(tx: Transaction, read: Read) -> None:
-    """How the installs stand that placed replicas wait for."""
-    waiting = [row for row in read.rows if row.stage is ReplicaStage.PLACED]
-    lacking = [row for row in waiting if not read.backends.get((row.node_id, row.backend), Ready()).backend]
+async def _read_backends(tx: Transaction, snapshot: FleetSnapshot) -> None:
+    """Read the state of the installs that placed replicas wait for."""
+    waiting = [row for row in snapshot.rows if row.stage is ReplicaStage.PLACED]
+    lacking = [row for row in waiting if not snapshot.backends.get((row.node_id, row.backend), Prerequisites()).backend]
     if not lacking:
         return
     intents: dict[tuple[str, str], BackendIntent] = {
@@ -313,12 +341,12 @@ async def _read_backends(tx: Transaction, read: Read) -> None:
     progress = await operation_nodes.list_for(tx, operations)
     for row in lacking:
         intent = intents.get((row.node_id, row.backend))
-        is_unwanted = isinstance(read.wanted.get((row.node_id, row.backend)), Unwanted)
+        is_unwanted = isinstance(snapshot.wanted.get((row.node_id, row.backend)), Unwanted)
         if intent is not None and not is_unwanted and intent.failures and intent.stage in ("waiting", "parked"):
-            trouble = f"{row.backend} could not be installed: {intent.reason}"
-            read.backends[(row.node_id, row.backend)] = Ready(trouble=trouble)
+            error = f"{row.backend} could not be installed: {intent.reason}"
+            snapshot.backends[(row.node_id, row.backend)] = Prerequisites(error=error)
         if intent is not None:
             shown = [each for each in progress.get(intent.operation_id, ()) if each.node_id == row.node_id]
             for each in shown:
                 text = f"{each.phase or each.status} {each.file_name}".strip()
-                read.installing[row.key] = Moved(each.current_bytes, each.total_bytes, text=text)
+                snapshot.installing[row.key] = TransferProgress(each.current_bytes, each.total_bytes, text=text)

@@ -23,9 +23,9 @@ async def test_how_an_installed_backend_runs_is_read_in_the_gallery() -> None:
     assert isinstance(known, TargetBuild)
     catalogue.builds["vllm"]["nvidia"] = msgspec.structs.replace(known, manifest=Manifest(devices="many"))
     found: list[bool] = []
-    async with Builds(catalogue, SystemClock(), found=lambda: found.append(True)) as builds:
+    async with Builds(catalogue, SystemClock(), on_found=lambda: found.append(True)) as builds:
         assert builds.installed("vllm", KIND) == Build(BuildState.INSTALLED), "used at once"
-        assert not builds.is_looking("vllm")
+        assert not builds.is_looking_up("vllm")
         await until(lambda: found, "what the gallery says")
         assert builds.installed("vllm", KIND) == Build(BuildState.INSTALLED, devices="many")
     assert catalogue.asked == []
@@ -34,7 +34,7 @@ async def test_how_an_installed_backend_runs_is_read_in_the_gallery() -> None:
 async def test_a_gallery_that_is_away_takes_nothing_from_an_installed_backend() -> None:
     catalogue = ScriptedCatalogue()
     catalogue.builds["vllm"]["nvidia"] = Unavailable("the registry does not answer")
-    async with Builds(catalogue, SystemClock(), found=lambda: None) as builds:
+    async with Builds(catalogue, SystemClock(), on_found=lambda: None) as builds:
         builds.installed("vllm", KIND)
         await until(lambda: not builds.running(), "end of the look")
         assert builds.installed("vllm", KIND) == Build(BuildState.INSTALLED)

@@ -1,4 +1,4 @@
-"""Looks at the world: what goes into one, and what is left of one that could not be written down."""
+"""One pass of the reconciler: its input, and what is kept of a pass that could not be written."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from corral.contract.loads import LoadState
 from corral.contract.models import read_definition
 from corral.controller.orders.observations import OrderAccepted
 from corral.controller.orders.order import OrderId
-from corral.controller.replicas import reconcile
-from corral.controller.replicas.reconcile import ReplicaLoop
-from corral.controller.replicas.world import Read, files_known, storable_job
+from corral.controller.replicas.reconcile import ReplicaReconciler
+from corral.controller.replicas.snapshot import FleetSnapshot, files_known, storable_job
 from corral.controller.scheduler.world import Memory, Model, ModelFile
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
@@ -36,65 +35,59 @@ class AwayForWriting:
         raise Unavailable("the database is away")
 
 
-def a_loop(**given: Any) -> ReplicaLoop:
+def a_reconciler(read: Any = None, **given: Any) -> ReplicaReconciler:
     other: Any = SimpleNamespace(
         refused={},
-        known=dict,
-        find=None,
-        of=None,
-        installed=None,
+        statuses=dict,
+        read=read,
         epoch=lambda _name: 1,
         resign_if_unknown=lambda _name: nullcontext(),
-        is_looking=lambda _backend: False,
+        is_looking_up=lambda _backend: False,
     )
+    other.builds = other.activity = other
     store: Any = AwayForWriting()
-    return ReplicaLoop(
+    return ReplicaReconciler(
         store,
         other,
         other,
         other,
-        other,
-        other,
         SystemClock(),
-        builds=other,
-        bringing=other,
-        fetching=other,
-        files=other,
-        quiet=other,
-        memory=other,
+        snapshots=other,
+        sender=other,
+        backend_provisioner=other,
+        file_provisioner=other,
         **given,
     )
 
 
-async def test_room_that_came_meanwhile_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def read_nothing(_tx: object, **_how: object) -> Read:
-        return Read(NOON)
+async def test_a_capacity_change_is_kept_when_the_pass_is_not_written() -> None:
+    async def read_nothing() -> FleetSnapshot:
+        return FleetSnapshot(NOON)
 
-    monkeypatch.setattr(reconcile, "read_all", read_nothing)
-    loop = a_loop()
-    heard = OrderAccepted(OrderId("n", "op", 1))
-    loop._hear(heard)
-    loop._look_for_room_again()
+    reconciler = a_reconciler(read_nothing)
+    observation = OrderAccepted(OrderId("n", "op", 1))
+    reconciler.observe(observation)
+    reconciler._on_capacity_change()
     with pytest.raises(Unavailable):
-        await loop._pass()
-    assert (loop._heard, loop._room_may_have_come) == ([heard], True)
+        await reconciler._reconcile()
+    assert (reconciler._observations, reconciler._capacity_may_have_changed) == ([observation], True)
 
 
 def test_what_gateways_tell_of_those_who_wait_is_looked_at() -> None:
     """Nothing of a model is given up while requests wait for it, and more of it comes at once where all is busy."""
     models = {name: Model(name, "b", "r", Memory()) for name in ("m", "other")}
-    facts = a_loop(waiting=lambda: {"m": 3})._facts(Read(NOON, models=models), [], {})
-    assert {name: model.waiting for name, model in facts.world.models.items()} == {"m": 3, "other": 0}
+    data = a_reconciler(waiting=lambda: {"m": 3})._plan_input(FleetSnapshot(NOON, models=models), [], {})
+    assert {name: model.waiting for name, model in data.world.models.items()} == {"m": 3, "other": 0}
 
 
 def test_a_load_is_told_from_requests_that_wait() -> None:
     models = {name: Model(name, "b", "r", Memory(), waiting=1, only_load_waits=True) for name in ("m", "other")}
-    facts = a_loop(waiting=lambda: {"m": 1})._facts(Read(NOON, models=models), [], {})
-    assert {name: model.only_load_waits for name, model in facts.world.models.items()} == {"m": False, "other": True}
+    data = a_reconciler(waiting=lambda: {"m": 1})._plan_input(FleetSnapshot(NOON, models=models), [], {})
+    assert {name: model.only_load_waits for name, model in data.world.models.items()} == {"m": False, "other": True}
 
 
 def test_pressure_counts_from_the_newest_replica_on() -> None:
-    """What led to that one is mended by it, and must not lead to another."""
+    """What led to that one is answered by it, and must not lead to another."""
     models = {name: Model(name, "b", "r", Memory()) for name in ("m", "other")}
     asked: dict[str, float] = {}
 
@@ -106,8 +99,8 @@ def test_pressure_counts_from_the_newest_replica_on() -> None:
         DesiredReplica("n", "m", index, "r", "b", ReplicaStage.PLACED, "op", "p", NOON - timedelta(seconds=age_s), NOON)
         for index, age_s in enumerate((500, 7))
     ]
-    facts = a_loop(pressure=pressure)._facts(Read(NOON, models=models, rows=rows), [], {})
-    assert {name: model.pressure for name, model in facts.world.models.items()} == {"m": 4, "other": 0}
+    data = a_reconciler(pressure=pressure)._plan_input(FleetSnapshot(NOON, models=models, rows=rows), [], {})
+    assert {name: model.pressure for name, model in data.world.models.items()} == {"m": 4, "other": 0}
     assert asked == {"m": 7.0, "other": math.inf}
 
 

@@ -26,9 +26,9 @@ async def test_a_slow_look_at_the_clock_does_not_let_an_earlier_beat_win(local: 
         await inventories.flush()
         passed[0] += 0.001
     async with local.fleet.store.read() as tx:
-        told = await node_backends.find(tx, node_id)
-    assert told is not None
-    assert [each.state for each in told.processes] == ["ready"]
+        report = await node_backends.find(tx, node_id)
+    assert report is not None
+    assert [each.state for each in report.processes] == ["ready"]
 
 
 async def test_a_list_of_backends_says_nothing_of_what_runs(local: ReplicaFleet) -> None:
@@ -42,12 +42,12 @@ async def test_a_list_of_backends_says_nothing_of_what_runs(local: ReplicaFleet)
         await nodes.set_boot_ids(tx, {"id-of-barn": "boot-2"})
         rows = (NodeBackend("llama-cpp", False, False, digest="sha256:cpu-llama-cpp-1"),)
         await node_backends.put_all(tx, await complete_inventories(tx, [InventoryRead("id-of-barn", rows)]))
-        told = await node_backends.find(tx, "id-of-barn")
-    assert told is not None
-    assert (told.boot_id, [each.process_id for each in told.processes]) == ("boot-2", [before.process_id])
-    assert told.reported_at is None
+        report = await node_backends.find(tx, "id-of-barn")
+    assert report is not None
+    assert (report.boot_id, [each.process_id for each in report.processes]) == ("boot-2", [before.process_id])
+    assert report.reported_at is None
     for _ in range(3):
-        await local.replicas["c1"].loop.look()
+        await local.replicas["c1"].reconciler.run_once()
     assert [row.stage for row in await local.rows("m")] == ["running"]
     assert len(barn.started) == 1
 
@@ -82,8 +82,8 @@ async def test_once_the_new_one_has_answered_the_former_never_does_again(local: 
     old = ReplicaProcess("p-old", "m", 0, "b", "ready", "openai", revision=former.revision)
     new = ReplicaProcess("p-new", "m", 1, "b", "ready", "openai", revision=present.revision)
     seen = []
-    for told in ((old,), (old, new), (old,)):
-        inventories.on_heartbeat(node_id, BusHeartbeat(boot_id="boot-1", inventory=(), processes=told))
+    for report in ((old,), (old, new), (old,)):
+        inventories.on_heartbeat(node_id, BusHeartbeat(boot_id="boot-1", inventory=(), processes=report))
         await inventories.flush()
         seen.append([each.process_id for each in await local.shown("m")])
     assert seen == [["p-old"], ["p-new"], []]

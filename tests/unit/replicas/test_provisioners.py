@@ -12,15 +12,15 @@ from corral.contract.messages.replicas import NodeLoad, ReplicaFile
 from corral.contract.models import Definition, read_definition
 from corral.controller.inventory.activity import KEPT_S, ActivityTracker
 from corral.controller.operations.accept import AcceptedOperation
-from corral.controller.replicas.backend_provisioner import Bringing
-from corral.controller.replicas.file_provisioner import Fetching
-from corral.controller.replicas.memory_needs import MemoryNeeds
-from corral.controller.replicas.retry import MOST_TRIES
+from corral.controller.replicas.backend_provisioner import BackendProvisioner
+from corral.controller.replicas.file_provisioner import FileProvisioner
+from corral.controller.replicas.memory_estimator import MemoryEstimator
+from corral.controller.replicas.retry import MAX_ATTEMPTS
 from corral.kit.errors import Conflict, CorralError, Failed, Invalid, NotFound, OutcomeUnknown, Unavailable
 from tests.support.manual_clock import ManualClock
 
 HERE = {("barn", "llama-cpp")}
-AWAY = [Unavailable("the database is away"), OutcomeUnknown("while committing"), Conflict("it moved")]
+NODE_OFFLINE = [Unavailable("the database is away"), OutcomeUnknown("while committing"), Conflict("it moved")]
 
 
 class Door:
@@ -31,11 +31,11 @@ class Door:
         self.asked = 0
 
     async def accept(self, _wish: object) -> AcceptedOperation:
-        self._asked()
+        self._requested()
         return AcceptedOperation("an operation")
 
     async def ensure(self, _definition: Definition, _tell: object) -> tuple[ReplicaFile, ...]:
-        self._asked()
+        self._requested()
         return ()
 
     def find(self, _digest: str) -> Path | None:
@@ -44,87 +44,87 @@ class Door:
     def sources_for(self, _node_id: str, _files: object = ()) -> tuple[tuple[str, ...], str]:
         return (), ""
 
-    def _asked(self) -> None:
+    def _requested(self) -> None:
         self.asked += 1
         if self.failures:
             raise self.failures.pop(0)
 
 
-async def bring(door: Any, clock: ManualClock, *, looks: int = 40) -> Bringing:
-    async with Bringing(door, clock, rule_shows_s=1e9) as bringing:
+async def bring(door: Any, clock: ManualClock, *, looks: int = 40) -> BackendProvisioner:
+    async with BackendProvisioner(door, clock, rule_shows_s=1e9) as provisioner:
         for _ in range(looks):
-            bringing.want(HERE)
+            provisioner.ensure(HERE)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             clock.advance(2.0)
-    return bringing
+    return provisioner
 
 
-@pytest.mark.parametrize("failure", AWAY, ids=lambda error: error.code)
+@pytest.mark.parametrize("failure", NODE_OFFLINE, ids=lambda error: error.code)
 async def test_a_backend_is_asked_for_again(failure: CorralError) -> None:
     door = Door(failure, failure)
-    bringing = await bring(door, ManualClock())
-    assert (door.asked, bringing.refused) == (3, {})
+    provisioner = await bring(door, ManualClock())
+    assert (door.asked, provisioner.refused) == (3, {})
 
 
 @pytest.mark.parametrize("failure", [NotFound("no such backend"), Invalid("it is forbidden")], ids=lambda e: e.code)
 async def test_what_time_does_not_cure_is_told_at_once(failure: CorralError) -> None:
     door = Door(failure)
-    bringing = await bring(door, ManualClock())
-    assert (door.asked, list(bringing.refused.values())) == (1, [failure.message])
+    provisioner = await bring(door, ManualClock())
+    assert (door.asked, list(provisioner.refused.values())) == (1, [failure.message])
 
 
 async def test_a_gallery_that_stays_away_is_told_in_the_end() -> None:
     door = Door(*[Unavailable("the gallery does not answer")] * 100)
-    bringing = await bring(door, ManualClock())
-    assert door.asked == MOST_TRIES
-    assert bringing.refused == {("barn", "llama-cpp"): "the gallery does not answer"}
+    provisioner = await bring(door, ManualClock())
+    assert door.asked == MAX_ATTEMPTS
+    assert provisioner.refused == {("barn", "llama-cpp"): "the gallery does not answer"}
 
 
 async def test_between_two_tries_is_a_pause() -> None:
-    door, clock = Door(*AWAY), ManualClock()
-    async with Bringing(door, clock) as bringing:  # type: ignore[arg-type]
+    door, clock = Door(*NODE_OFFLINE), ManualClock()
+    async with BackendProvisioner(door, clock) as provisioner:  # type: ignore[arg-type]
         for _ in range(20):
-            bringing.want(HERE)
+            provisioner.ensure(HERE)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
     assert door.asked == 1
 
 
-async def fetch(door: Any) -> Fetching:
+async def fetch(door: Any) -> FileProvisioner:
     clock, definition = ManualClock(), read_definition({"name": "m", "backend": "llama-cpp"})
-    async with Fetching(door, MemoryNeeds(door), clock, moved=lambda: None) as fetching:
+    async with FileProvisioner(door, MemoryEstimator(door), clock, on_change=lambda: None) as provisioner:
         for _ in range(40):
-            fetching.want({("m", "r"): definition})
+            provisioner.ensure({("m", "r"): definition})
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             clock.advance(2.0)
-    return fetching
+    return provisioner
 
 
-@pytest.mark.parametrize("failure", AWAY, ids=lambda error: error.code)
+@pytest.mark.parametrize("failure", NODE_OFFLINE, ids=lambda error: error.code)
 async def test_files_are_asked_for_again(failure: CorralError) -> None:
     door = Door(failure, failure)
-    fetching = await fetch(door)
+    provisioner = await fetch(door)
     assert door.asked == 3
-    assert fetching.known()[("m", "r")].files == ()
+    assert provisioner.statuses()[("m", "r")].files == ()
 
 
 async def test_files_that_nobody_has_fail_at_once() -> None:
     door = Door(Failed("404 from the hub"))
-    fetching = await fetch(door)
+    provisioner = await fetch(door)
     assert door.asked == 1
-    assert fetching.known()[("m", "r")].trouble == "its files could not be fetched: 404 from the hub"
+    assert provisioner.statuses()[("m", "r")].error == "its files could not be fetched: 404 from the hub"
 
 
 async def test_what_was_used_long_ago_is_forgotten_also_where_nobody_leads() -> None:
     clock, bus = ManualClock(), None
-    quiet = ActivityTracker(bus, clock)  # type: ignore[arg-type]
+    activity = ActivityTracker(bus, clock)  # type: ignore[arg-type]
     for hour in range(5):
         for number in range(10):
             load = NodeLoad(boot_id="b", seq=1, in_flight={f"p-{hour}-{number}": 1})
-            await quiet.on_load(load, {"node": f"n-{hour}-{number}"})
+            await activity.on_load(load, {"node": f"n-{hour}-{number}"})
         clock.advance(KEPT_S)
-    assert quiet.used_s_ago("p-0-0") is None
-    assert quiet.used_s_ago("p-4-9") == KEPT_S
-    assert len(quiet._used) == len(quiet._nodes) == 10
+    assert activity.used_s_ago("p-0-0") is None
+    assert activity.used_s_ago("p-4-9") == KEPT_S
+    assert len(activity._used) == len(activity._nodes) == 10

@@ -16,10 +16,10 @@ from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.inventory.records import ProcessActivity
 from corral.controller.orders.observations import OrderEnded, ReplicaObservation, WorkerUnreachable
 from corral.controller.orders.order import OrderId
-from corral.controller.replicas.facts import Decided, Facts, Files
-from corral.controller.replicas.lifecycle import Place, Ready
+from corral.controller.replicas.lifecycle import Prerequisites, ReplicaHost
 from corral.controller.replicas.load_jobs import Cooldown, begin, fail
-from corral.controller.replicas.plan import decide
+from corral.controller.replicas.plan import plan_replicas
+from corral.controller.replicas.plan_input import FileStatus, PlanInput, PlanResult
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, Node, Schedule, World
 from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 
@@ -46,12 +46,12 @@ class Sim:
     rows: dict[tuple[str, str, int], DesiredReplica] = field(default_factory=dict)
     jobs: dict[str, LoadJob] = field(default_factory=dict)
     now: datetime = NOON
-    heard: list[ReplicaObservation] = field(default_factory=list)
-    strays: dict[str, datetime] = field(default_factory=dict)
+    observations: list[ReplicaObservation] = field(default_factory=list)
+    orphans: dict[str, datetime] = field(default_factory=dict)
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     failing: float = 0.0
 
-    def facts(self) -> Facts:
+    def data(self) -> PlanInput:
         free = {
             name: each.ram - sum(process.memory_bytes for process in each.processes.values())
             for name, each in self.machines.items()
@@ -68,55 +68,55 @@ class Sim:
             )
             for name, each in self.machines.items()
         }
-        places = {
-            name: Place(
+        hosts = {
+            name: ReplicaHost(
                 name,
                 name,
                 each.status,
                 boot_id="boot",
                 processes=tuple(each.processes.values()),
-                quiet={id: ProcessActivity(int(id in each.busy), True) for id in each.processes},
+                activity={id: ProcessActivity(int(id in each.busy), True) for id in each.processes},
             )
             for name, each in self.machines.items()
         }
-        files = {(model.name, model.revision): Files(files=()) for model in self.models.values()}
-        backends = {(name, "b"): Ready(backend=True) for name in self.machines}
-        heard, self.heard = self.heard, []
-        return Facts(
+        files = {(model.name, model.revision): FileStatus(files=()) for model in self.models.values()}
+        backends = {(name, "b"): Prerequisites(backend=True) for name in self.machines}
+        observations, self.observations = self.observations, []
+        return PlanInput(
             self.now,
             1,
             World(self.now, nodes, self.models),
-            places,
+            hosts,
             list(self.rows.values()),
             self.jobs,
-            heard,
+            observations,
             backends,
             files,
             previous_revisions=self.previous_revisions,
-            strays=self.strays,
+            orphans=self.orphans,
         )
 
-    def step(self) -> Decided:
-        decided = decide(self.facts())
-        self.check(decided)
-        self.rows, self.jobs, self.strays = decided.rows, decided.jobs, decided.strays
-        for name in decided.ready:
+    def step(self) -> PlanResult:
+        result = plan_replicas(self.data())
+        self.check(result)
+        self.rows, self.jobs, self.orphans = result.rows, result.jobs, result.orphans
+        for name in result.ready:
             self.previous_revisions.pop(name, None)
-        for start in decided.starts:
+        for start in result.starts:
             self._start(start.row)
-        for row, process_id in decided.stops:
+        for row, process_id in result.stops:
             self._stop(row.node_id, process_id, force=row.force)
-        for node, process_id in decided.clear:
+        for node, process_id in result.unwanted:
             self._stop(node, process_id, force=False)
         self.now += timedelta(seconds=20)
-        return decided
+        return result
 
-    def check(self, decided: Decided) -> None:
-        for key, row in decided.rows.items():
+    def check(self, result: PlanResult) -> None:
+        for key, row in result.rows.items():
             assert key == row.key
         for model in self.models.values():
             if model.schedule.max_replicas:
-                up = [row for row in decided.rows.values() if row.model == model.name and row.stage != "leaving"]
+                up = [row for row in result.rows.values() if row.model == model.name and row.stage != "leaving"]
                 present = [row for row in up if row.revision == model.revision]
                 assert len(present) <= max(model.schedule.max_replicas, len(self.rows)), present
 
@@ -126,7 +126,7 @@ class Sim:
             return
         order = OrderId(row.node_id, row.op_id, row.attempt)
         if self.chance.random() < self.failing:
-            self.heard.append(OrderEnded(order, False, "broken"))
+            self.observations.append(OrderEnded(order, False, "broken"))
             return
         mine = [each for each in machine.processes.values() if (each.model, each.replica) == (row.model, row.replica)]
         assert all(each.process_id == row.process_id for each in mine), "two processes of one replica"
@@ -159,9 +159,9 @@ class Sim:
     def rest(self, most: int = 60) -> None:
         for _ in range(most):
             before = (dict(self.rows), {name: job.state for name, job in self.jobs.items()})
-            decided = self.step()
-            quiet = not (decided.starts or decided.stops or decided.clear)
-            if quiet and before == (dict(self.rows), {name: job.state for name, job in self.jobs.items()}):
+            result = self.step()
+            activity = not (result.starts or result.stops or result.unwanted)
+            if activity and before == (dict(self.rows), {name: job.state for name, job in self.jobs.items()}):
                 return
         pytest.fail(f"still moving: {self.rows} {self.jobs}")
 
@@ -230,7 +230,7 @@ def test_one_that_serves_is_kept_whatever_is_said_of_its_order() -> None:
         sim.step()
     [process_id], [row] = sim.machines["n"].processes, sim.rows.values()
     sim.machines["n"].busy = {process_id}  # its node lists it as ready, so gateways use it
-    sim.heard.append(WorkerUnreachable(OrderId("n", row.op_id, row.attempt)))
+    sim.observations.append(WorkerUnreachable(OrderId("n", row.op_id, row.attempt)))
     sim.rest()
     assert list(sim.machines["n"].processes) == [process_id]
     assert [(row.process_id, row.stage) for row in sim.rows.values()] == [(process_id, "running")]
@@ -253,9 +253,9 @@ def test_what_is_left_of_a_load_that_failed_does_not_begin_it_again() -> None:
     row = DesiredReplica("n", "m", 0, "r1", "b", ReplicaStage.ORDERED, "op", "op-1", NOON, NOON, attempt=1, files=())
     sim.rows[row.key] = row
     sim.jobs["m"] = fail(begin("m", "r1", NOON), "n", "no memory", NOON, Cooldown(), elsewhere=False)
-    sim.heard.append(OrderEnded(OrderId("n", "op", 1), False, "no memory"))
-    decided = sim.step()
-    assert (dict(decided.rows), decided.jobs["m"].state) == ({}, "failed")
+    sim.observations.append(OrderEnded(OrderId("n", "op", 1), False, "no memory"))
+    result = sim.step()
+    assert (dict(result.rows), result.jobs["m"].state) == ({}, "failed")
     sim.now += timedelta(minutes=10)
     sim.rest()
     assert sim.serving(sim.models["m"]) == 2
@@ -287,9 +287,9 @@ def test_one_that_was_told_to_end_is_not_taken_in_though_it_is_wanted_after_all(
     machine = Machine("a")
     machine.processes["p"] = ReplicaProcess("p", "m", 0, "b", "ready", "openai", revision="r1")
     sim = Sim({"a": machine}, {"m": a_model("m")})
-    assert [row.process_id for row in decide(sim.facts()).rows.values()] == ["p"], "else it would be"
-    told = decide(replace(sim.facts(), cleared=frozenset({"p"})))
-    assert (list(told.rows), list(told.strays)) == ([], ["p"])
+    assert [row.process_id for row in plan_replicas(sim.data()).rows.values()] == ["p"], "else it would be"
+    was_told = plan_replicas(replace(sim.data(), stopped_unwanted=frozenset({"p"})))
+    assert (list(was_told.rows), list(was_told.orphans)) == ([], ["p"])
 
 
 def test_what_must_not_answer_any_more_is_not_counted_when_another_model_needs_room() -> None:
@@ -306,8 +306,8 @@ def test_what_must_not_answer_any_more_is_not_counted_when_another_model_needs_r
         )
         sim.rows[row.key] = changed(row, memory_bytes=8 * GIB)
     sim.jobs["cold"] = begin("cold", "r1", NOON)
-    decided = sim.step()
-    leaving = {row.process_id: row.reason for row in decided.rows.values() if row.stage is ReplicaStage.LEAVING}
+    result = sim.step()
+    leaving = {row.process_id: row.reason for row in result.rows.values() if row.stage is ReplicaStage.LEAVING}
     assert leaving == {"a-0": "it is of an earlier revision", "b-0": "it is of an earlier revision"}
     sim.rest()
     assert sim.serving(sim.models["kept"]) == 2

@@ -1,5 +1,5 @@
-"""What a process of a model needs, as far as this controller can say: from what its files turned out to be, and from
-the heads of those that are here. Heads are read once, off the loop; a file that is not here counts by its size."""
+"""Estimates the memory of a model's processes from the sizes of its files and the GGUF headers of those that this
+controller has. Headers are read once, in a thread; a file that is not here counts by its size."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ log = get_log(__name__)
 MAX_HEADERS = 1000
 
 
-class FilesHere(Protocol):
+class LocalFiles(Protocol):
     def find(self, digest: str) -> Path | None:
-        """The file itself, where it is here."""
+        """The path of the file, where this controller has it."""
 
 
-class MemoryNeeds:
-    def __init__(self, files: FilesHere) -> None:
+class MemoryEstimator:
+    def __init__(self, files: LocalFiles) -> None:
         self._files = files
-        self._headers: dict[str, GgufHeader | None] = {}  # by digest; None: it has none
+        self._headers: dict[str, GgufHeader | None] = {}  # by digest; None: no GGUF header
 
-    def of(
+    def estimate(
         self, definition: Definition, stored: Sequence[StoredFile], measured: Sequence[MeasuredUsage] = ()
     ) -> Memory:
         sizes = [file.size_bytes for file in stored]
-        if len(stored) < len(definition.files):  # not all have been fetched: what was declared is all there is
+        if len(stored) < len(definition.files):  # not all are fetched yet: the declared sizes are all there is
             sizes = [file.size_bytes for file in definition.files]
-        whole = sum(sizes) if sizes and all(sizes) else 0
+        total = sum(sizes) if sizes and all(sizes) else 0
         headers = [header for file in stored if (header := self._headers.get(file.digest)) is not None]
-        return estimate_memory(definition, whole, header=headers[0] if headers else None, measured=measured)
+        return estimate_memory(definition, total, header=headers[0] if headers else None, measured=measured)
 
-    async def learn(self, files: Sequence[ReplicaFile]) -> None:
-        """Read the heads of these, where they are here and not known yet."""
+    async def read_headers(self, files: Sequence[ReplicaFile]) -> None:
+        """Read the headers of the files that this controller has and has not read yet."""
         for file in files:
             if file.digest not in self._headers:
                 if len(self._headers) >= MAX_HEADERS:
@@ -58,7 +58,7 @@ class MemoryNeeds:
             with path.open("rb") as file:
                 return read_header(file)
         except Invalid:
-            return None  # no GGUF, or none to be believed: its size counts
+            return None  # not GGUF, or not plausible: its size counts
         except OSError as error:
-            log.warning("head of a model file cannot be read", digest=digest, error=str(error))
+            log.warning("header of a model file cannot be read", digest=digest, error=str(error))
             return None
