@@ -147,7 +147,9 @@ def test_a_row_written_after_its_end_is_noticed(template: Path) -> None:
     said = break_something(
         template,
         mock.patch.object(operation_nodes, "_PUT", upsert_whole(operation_nodes.table)),
-        mock.patch.object(live, "merge_tick", lambda row, tick: structs.replace(row, seq=tick.seq, phase=tick.phase)),
+        mock.patch.object(live, "merge_progress", lambda row, event: structs.replace(row, seq=event.seq)),
+            live, "merge_progress", lambda row, event: structs.replace(row, seq=event.seq, phase=event.phase)
+        ),
     )
     assert "had ended as" in said or "went back" in said
 
@@ -241,7 +243,7 @@ def _never(*_: object, **__: object) -> bool:
 @pytest.mark.parametrize(
     ("trial", "fault", "said"),
     [
-        ("bus away", mock.patch.object(Heartbeats, "heard_http", _ignored), "said for a minute that its bus is down"),
+        ("bus away", mock.patch.object(Heartbeats, "receive_http", _ignored), "said for a minute that its bus is down"),
         ("machines silent", mock.patch.object(classify, "_is_silent", _never), "has been silent for"),
         ("install cancelled", mock.patch.object(plan._Backend, "_is_to_be_stopped", _never), "which was cancelled"),
     ],

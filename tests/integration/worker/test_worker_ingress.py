@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 
 from corral.inference.request_files import LocalFiles
+from corral.kit.certificates import fingerprint
 from corral.kit.clock import SystemClock
 from corral.kit.hosts import HostPort
-from corral.worker.agent.join.trust import fingerprint
 from corral.worker.agent.server_clock import ServerClock
 from corral.worker.ingress.certificate import IngressCertificate
 from corral.worker.ingress.routes import IngressRoutes
@@ -147,7 +147,7 @@ async def test_the_ingress_speaks_tls_once_the_cluster_signs(nats_server: NatsSe
     controller.use_tls(ca.server_context(tmp_path))
     trust = ssl.create_default_context(cadata=ca.pem)
     async with controller:
-        pin = fingerprint(ca.certificate)
+        pin = fingerprint(ca.pem)
         async with running_worker(controller.url, tmp_path / "w", token=controller.token(), ca=pin) as worker:
             secure = worker.ingress.replace("http:", "https:")
             await until(lambda: (tmp_path / "w" / "ingress.crt").exists())
@@ -222,7 +222,7 @@ async def test_the_wrong_pin(nats_server: NatsServer, tmp_path: Path) -> None:
     ca = TestCa()
     controller = ScriptedController(nats_server, ca=ca)
     controller.use_tls(ca.server_context(tmp_path))
-    wrong = fingerprint(TestCa().certificate)
+    wrong = fingerprint(TestCa().pem)
     async with (
         controller,
         running_worker(controller.url, tmp_path / "w", token=controller.token(), ca=wrong) as worker,
@@ -248,7 +248,7 @@ async def test_a_pem_file_and_a_controller_that_comes_late(nats_server: NatsServ
     (tmp_path / "ca.pem").write_text(ca.pem)
     controller = ScriptedController(nats_server, ca=ca)
     controller.use_tls(ca.server_context(tmp_path))
-    for given in (str(tmp_path / "ca.pem"), fingerprint(ca.certificate)):
+    for given in (str(tmp_path / "ca.pem"), fingerprint(ca.pem)):
         name = "w-" + given[-4:]
         async with running_worker(
             controller.url, tmp_path / name, token=controller.token(), ca=given, name=name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ssl
 import stat
 from datetime import UTC, datetime, timedelta
@@ -10,41 +9,11 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 
-from corral.worker.agent.join.trust import WrongCa, fingerprint, pick_pinned, read_ca_file, trust_only
+from corral.worker.agent.join.trust import read_ca_file, trust_only
 from corral.worker.ingress.certificate import IngressCertificate
 from corral.worker.status import FatalError
 from tests.support.certificates import TestCa
-
-
-def test_the_pin_is_the_sha256_of_the_certificates_der() -> None:
-    ca = TestCa()
-    der = ca.certificate.public_bytes(Encoding.DER)
-    assert fingerprint(ca.certificate) == "sha256:" + hashlib.sha256(der).hexdigest()
-    assert pick_pinned(ca.pem.encode(), fingerprint(ca.certificate)) == ca.pem
-
-
-def test_the_pin_in_other_spellings_and_in_a_bundle() -> None:
-    ca, other = TestCa(), TestCa()
-    digits = fingerprint(ca.certificate).removeprefix("sha256:").upper()
-    spelled = "sha256:" + ":".join(digits[at : at + 2] for at in range(0, 64, 2))
-    assert pick_pinned((other.pem + ca.pem).encode(), spelled) == ca.pem
-
-
-@pytest.mark.parametrize("offered", [b"", b"<html>sign in to the hotel's network</html>"])
-def test_no_certificate_is_no_ca(offered: bytes) -> None:
-    with pytest.raises(WrongCa, match="no certificate"):
-        pick_pinned(offered, "sha256:" + "00" * 32)
-
-
-def test_another_ca_is_refused_with_both_fingerprints() -> None:
-    ca, other = TestCa(), TestCa()
-    with pytest.raises(WrongCa) as caught:
-        pick_pinned(other.pem.encode(), fingerprint(ca.certificate))
-    assert fingerprint(ca.certificate) in caught.value.message
-    assert fingerprint(other.certificate) in caught.value.message
-    assert "\n" not in caught.value.message
 
 
 def test_a_ca_file(tmp_path: Path) -> None:

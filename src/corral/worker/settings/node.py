@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 from corral.contract.budget import parse_budget
 from corral.contract.labels import parse_labels
+from corral.kit.ca_pin import is_pin, normalize_pin
 from corral.kit.process import HOME_DATA, resolve_data
 from corral.kit.settings import BadSettings, Seconds, at_least_one, positive, setting
 
 MAX_NAME_LENGTH = 255
-_PIN = "sha256:"
 
 
 def _http_url(value: str) -> str | None:
@@ -31,14 +31,15 @@ def _http_url(value: str) -> str | None:
 
 
 def _ca(value: str) -> str | None:
-    if not value.startswith(_PIN):
+    if not is_pin(value):
         return (
             None if Path(value).expanduser().is_file() else f"there is no file {value!r}; give a PEM file or sha256:…"
         )
-    digits = value.removeprefix(_PIN).replace(":", "").lower()
-    if len(digits) == 64 and not digits.strip("0123456789abcdef"):
-        return None
-    return "the pin is not sha256: and 64 hexadecimal digits; copy it whole from the join line"
+    try:
+        normalize_pin(value)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _node_name(value: str) -> str | None:
