@@ -28,7 +28,7 @@ from tests.simulation.controllers import Died
 from tests.simulation.facts import Lately, at_once
 from tests.support.invariants import misrouted
 from tests.support.replica_invariants import (
-    ROOM,
+    EVICTED_FOR,
     Key,
     Memory,
     ReplicaFacts,
@@ -75,8 +75,8 @@ class ReplicaTruth:
     def _note_evictions(self, before: ReplicaFacts, after: ReplicaFacts) -> None:
         for key, row in after.rows.items():
             was_leaving = key in before.rows and before.rows[key].stage == "leaving"
-            if row.stage == "leaving" and not was_leaving and row.reason.startswith(ROOM):
-                self._evictions.append((self._now(), key, row.reason.removeprefix(ROOM)))
+            if row.stage == "leaving" and not was_leaving and row.reason.startswith(EVICTED_FOR):
+                self._evictions.append((self._now(), key, row.reason.removeprefix(EVICTED_FOR)))
 
     def _busy_that_give_way(self, before: ReplicaFacts, after: ReplicaFacts) -> list[str]:
         """5: what has to make room for another model is idle."""
@@ -84,7 +84,7 @@ class ReplicaTruth:
             f"{row.model} on {row.node_id} has to make room, and has had requests for long"
             for key, row in after.rows.items()
             if row.stage == "leaving"
-            and row.reason.startswith(ROOM)
+            and row.reason.startswith(EVICTED_FOR)
             and key in before.rows
             and before.rows[key].stage == "running"
             and self._is_surely_busy(row.node_id, row.process_id)

@@ -147,7 +147,7 @@ def test_a_row_written_after_its_end_is_noticed(template: Path) -> None:
     said = break_something(
         template,
         mock.patch.object(operation_nodes, "_PUT", upsert_whole(operation_nodes.table)),
-        mock.patch.object(live, "merge_progress", lambda row, event: structs.replace(row, seq=event.seq)),
+        mock.patch.object(
             live, "merge_progress", lambda row, event: structs.replace(row, seq=event.seq, phase=event.phase)
         ),
     )
