@@ -26,7 +26,7 @@ from corral.worker.installer.installer import Installer
 from corral.worker.installer.requests import InstallFolders, InstallRequest
 
 LIMITS = FetchLimits(tries=3, first_wait_s=0.01, cap_wait_s=0.05)
-EVICTED_FOR = DiskSpace(reserve_bytes=0)
+ROOM = DiskSpace(reserve_bytes=0)
 
 
 @contextlib.asynccontextmanager
@@ -36,7 +36,7 @@ async def open_source_context(
     platform: str = "linux/amd64",
     limits: FetchLimits = LIMITS,
     bounds: Bounds | None = None,
-    room: DiskSpace = EVICTED_FOR,
+    room: DiskSpace = ROOM,
     logins: FixedLogins | None = None,
     tools: WheelTools | None = None,
     stall_s: float = 20.0,
