@@ -129,7 +129,7 @@ async def test_a_process_that_will_not_go_keeps_its_row_and_its_port_and_serves_
         for _ in range(2):
             stopped = await supervisor.stop(running.process_id, grace_s=0.1)
             assert not stopped.terminated
-            assert "still there" in stopped.error
+            assert "still runs" in stopped.error
         assert supervisor.find(running.process_id) is None
         assert [row.state for row in supervisor.list_processes()] == ["stopping"]
         with pytest.raises(Conflict, match="still stopping"):

@@ -340,7 +340,7 @@ async def test_reload_as_a_command(controller: ScriptedController, start: Start,
     await until(lambda: registered(controller, 2))
     code, said = await reload(tmp_path / "nobody")
     assert code == 1
-    assert "no worker is at work in" in said
+    assert "no worker runs in" in said
 
 
 async def ended_by_kill(process: Process) -> int:
