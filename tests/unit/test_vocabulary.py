@@ -17,7 +17,6 @@ from tests.support.scripts import ROOT, load_script
 COMMON_CLASS_NAMES: frozenset[str] = frozenset(
     {
         "Model",
-        "Origin",
     }
 )
 WORDS: Mapping[str, int] = {

@@ -103,7 +103,7 @@ class Want(StrEnum):
     UPGRADED = "upgraded"
 
 
-class Origin(StrEnum):
+class RuleOrigin(StrEnum):
     PERSON = "person"
     LOAD = "load"  # a model was to be loaded there and needed the backend
 
@@ -159,7 +159,7 @@ class BackendRule(msgspec.Struct, frozen=True):
     target: str  # id in `backend_targets`; empty if the backend is to be absent
     created_at: datetime
     request: BackendRequest
-    origin: Origin = Origin.PERSON
+    origin: RuleOrigin = RuleOrigin.PERSON
     force: bool = False  # fetch the build again even where it is installed
     max_parallel: str = ""  # how many nodes switch at once in an upgrade: 25%, 3; empty = all
     excluded: tuple[str, ...] = ()  # ids of nodes that a user took out of the rule

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from corral.controller.backends.rules import Unwanted, Wanted, fold, without_overruled
-from corral.store.records import BackendRequest, BackendRule, Origin, Scope, ScopeKind, Want
+from corral.store.records import BackendRequest, BackendRule, RuleOrigin, Scope, ScopeKind, Want
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -33,7 +33,7 @@ def rule(
         target=target,
         created_at=NOON,
         request=BackendRequest("vllm"),
-        origin=Origin(origin),
+        origin=RuleOrigin(origin),
         excluded=excluded,
     )
 

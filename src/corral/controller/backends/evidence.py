@@ -45,7 +45,7 @@ def compare(
 
 
 def why_not(there: Installed, digest: str, version: str) -> str:
-    """For people: what the node reports instead of the wanted build."""
+    """A sentence for users: what the node reports instead of the wanted build."""
     has, wanted = f"digest {there.digest[:_SHOWN]}", digest[:_SHOWN]
     if there.version and version:
         has, wanted = f"version {there.version}", version

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from corral.contract.messages.backends import NodeBackend
 from corral.controller.inventory.installed import find_installed, only_called
-from corral.store.records import BackendRule, Origin, ScopeKind, Want
+from corral.store.records import BackendRule, RuleOrigin, ScopeKind, Want
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def fold(
         before = result.get(rule.backend)
         match rule.want:
             case Want.PRESENT:
-                if isinstance(before, Unwanted) and rule.origin is Origin.LOAD:
+                if isinstance(before, Unwanted) and rule.origin is RuleOrigin.LOAD:
                     continue  # a load does not override what a user decided
                 result[rule.backend] = _wanted(rule)
             case Want.ABSENT:
@@ -69,7 +69,7 @@ def without_overruled(rules: Iterable[BackendRule]) -> list[BackendRule]:
             continue
         kept.append(rule)
         # An earlier rule may override one of a load, and an upgrade needs the earlier rules: these end nothing.
-        whole = rule.scope_kind is ScopeKind.ALL and not rule.excluded and rule.origin is Origin.PERSON
+        whole = rule.scope_kind is ScopeKind.ALL and not rule.excluded and rule.origin is RuleOrigin.PERSON
         if whole and rule.want in (Want.PRESENT, Want.ABSENT):
             ended.add(rule.backend)
     return kept[::-1]

@@ -8,7 +8,7 @@ from typing import Any
 from corral.contract.fleet import FleetFile
 from corral.controller.fleetfile.document import WantedBackend
 from corral.store.engine.transactions import Store, Transaction
-from corral.store.records import BackendRule, Origin, ScopeKind, Want
+from corral.store.records import BackendRule, RuleOrigin, ScopeKind, Want
 from corral.store.tables import backend_rules, model_schedules, models, node_labels, nodes
 from corral.store.tables.model_schedules import Schedule
 
@@ -36,7 +36,7 @@ def wanted_backends(rules: Iterable[BackendRule], names: Mapping[str, str]) -> l
     says otherwise. Pure. Rules for nodes that are gone are left out; so is what only loads brought."""
     found: dict[tuple[str, str, str], WantedBackend] = {}
     for rule in sorted(rules, key=lambda rule: rule.generation):
-        if rule.origin != Origin.PERSON or rule.want == Want.UPGRADED:
+        if rule.origin != RuleOrigin.PERSON or rule.want == Want.UPGRADED:
             continue
         if rule.scope_kind == ScopeKind.ALL:
             found = {key: each for key, each in found.items() if key[0] != rule.backend}

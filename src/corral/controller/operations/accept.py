@@ -1,4 +1,4 @@
-"""Accepts what people ask for: operation, rule and node rows in one transaction. From then on a crash loses nothing.
+"""Accepts requests: stores operation, rule and node rows in one transaction. After its commit a crash loses nothing.
 
 An equal request, while the operation runs, joins that operation.
 """

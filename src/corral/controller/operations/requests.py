@@ -12,7 +12,7 @@ from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.kit.redact import is_redacted
 from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Transaction
-from corral.store.records import BackendRequest, Origin, Scope, ScopeKind
+from corral.store.records import BackendRequest, RuleOrigin, Scope, ScopeKind
 from corral.store.tables import nodes
 
 _NAME_MAX = 255
@@ -45,7 +45,7 @@ class OperationRequest:
     force: bool = False
     max_parallel: str = ""
     by: str = ""  # the API key; empty = Corral itself
-    origin: Origin = Origin.PERSON
+    origin: RuleOrigin = RuleOrigin.PERSON
 
 
 def parse_request(
@@ -56,7 +56,7 @@ def parse_request(
     force: bool = False,
     max_parallel: str = "",
     by: str = "",
-    origin: Origin = Origin.PERSON,
+    origin: RuleOrigin = RuleOrigin.PERSON,
 ) -> OperationRequest:
     """Raises Invalid for a request that makes no sense."""
     if not backend_request.backend and not backend_request.uri:

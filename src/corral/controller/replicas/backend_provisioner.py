@@ -12,7 +12,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks
-from corral.store.records import BackendRequest, Origin, Scope, ScopeKind
+from corral.store.records import BackendRequest, RuleOrigin, Scope, ScopeKind
 
 log = get_log(__name__)
 
@@ -46,7 +46,10 @@ class BackendProvisioner(KeyedTasks[tuple[str, str]]):
     async def _request(self, node_id: str, backend: str) -> None:
         try:
             request = parse_request(
-                OperationKind.INSTALL, BackendRequest(backend), scope=Scope(ScopeKind.NODE, node_id), origin=Origin.LOAD
+                OperationKind.INSTALL,
+                BackendRequest(backend),
+                scope=Scope(ScopeKind.NODE, node_id),
+                origin=RuleOrigin.LOAD,
             )
             accepted = await self._acceptor.accept(request)
             self._requested[(node_id, backend)] = self._clock.monotonic()

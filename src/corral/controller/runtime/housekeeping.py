@@ -1,5 +1,5 @@
-"""Throws away what nobody needs any more: tombstones, ended sessions, revocations that outlived every credential,
-operations and receipts of long ago, rules that were withdrawn and what they meant."""
+"""Deletes old rows: tombstones, ended sessions, revocations that outlived every credential, ended operations, receipts,
+withdrawn rules and their targets."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Housekeeping:
             await self._forget_operations(tx)
 
     async def _forget_operations(self, tx: Transaction) -> None:
-        """Only what has ended: a rule that holds is what keeps a node as it should be, however old it is."""
+        """Only ended operations and withdrawn rules: a rule that holds is needed, however old it is."""
         await revisions.hold(tx, RULES)
         before = await tx.now() - self._keep_operations
         await operations.prune(tx, before)

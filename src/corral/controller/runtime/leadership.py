@@ -1,5 +1,5 @@
-"""Loops that must run once: whoever holds the lease runs them. Database time, fenced by an epoch
-(docs/explanation/design.md#leases)."""
+"""Leadership of loops that only one controller may run: the holder of a lease runs the loop. Leases use the database's
+clock, and an epoch fences the writes (docs/explanation/design.md#leases)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Leadership:
         self._doubtful: set[str] = set()
 
     async def lead(self, name: str, *, every_s: float = 0.0) -> bool:
-        """Claim or renew; True while it is ours. Cheap enough to ask before every pass of a loop.
+        """Claim or renew the lease; True if this controller holds it. Cheap enough for every pass of a loop.
 
         `every_s` is how far apart the passes are: the lease outlives the pause between two of them, or it would wander
         from controller to controller and each would run the loop in turn."""
@@ -43,8 +43,8 @@ class Leadership:
         return True
 
     async def require(self, tx: Transaction, name: str) -> None:
-        """In every transaction that writes under the lease. Raises `Conflict` when it has passed to another controller:
-        a process can be stopped for a minute between two lines."""
+        """Call it in every transaction that writes under the lease. Raises `Conflict` if another controller holds it:
+        the operating system can stop a process for a minute between two lines."""
         lease = self._held.get(name)
         if lease is None:
             raise Conflict(f"the lease {name!r} is not ours")
@@ -62,24 +62,24 @@ class Leadership:
             raise
 
     def epoch(self, name: str) -> int:
-        """Of the lease as it was last claimed; 0 when it is not ours. Orders sent under another are not ours."""
+        """The epoch of the lease as last claimed; 0 if another controller holds it. Orders of another epoch were sent
+        by another leader."""
         lease = self._held.get(name)
         return lease.epoch if lease is not None else 0
 
     async def resign(self, name: str) -> None:
-        """Give a lease up, so that another controller can take it at once; so can we, under a new epoch. When it could
-        not be written, asking again writes it."""
+        """Release the lease: any controller can claim it at once, under a new epoch. After an error, call it again."""
         lease = self._held.get(name)
         if lease is not None:
             async with self._store.write() as tx:
                 await leases.release(tx, lease)
             self._held.pop(name, None)
-            log.info("lease given up", lease=name)
+            log.info("lease released", lease=name)
 
     async def release_all(self) -> None:
-        """On the way out, so that another controller need not wait for the lease to run out."""
+        """At shutdown, so that another controller need not wait until the leases expire."""
         for name in list(self._held):
             try:
                 await self.resign(name)
             except CorralError as error:
-                log.warning("lease not released; it will run out", lease=name, error=error.message)
+                log.warning("lease not released; it will expire", lease=name, error=error.message)

@@ -1,4 +1,4 @@
-"""A stored node as people and peers see it. Pure but for the one reading function."""
+"""Views of stored nodes for users and gateways. Pure, except for the function that reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from corral.store.engine.transactions import Transaction
 from corral.store.tables import node_labels, nodes, replicas
 from corral.store.tables.nodes import Node
 
-InFlightOf = Callable[[str], tuple[int, bool]]  # of a node: requests under way, and whether that is known
+InFlightOf = Callable[[str], tuple[int, bool]]  # of a node: requests in flight, and whether that is known
 
 
 def not_counted(_node_id: str) -> tuple[int, bool]:
@@ -81,7 +81,7 @@ def node_view(node: Node, labels: Mapping[str, str], replica_count: int, in_flig
 
 
 def _why_unknown(node: Node, is_known: bool) -> str:
-    """Only a node that could have reported requests, to a controller that listened, is known to have none."""
+    """Zero requests are known only of a node that reports requests, to a controller that was subscribed."""
     if node.status == NodeStatus.PENDING or not node.approved:
         return ""
     if node.status in (NodeStatus.OFFLINE, NodeStatus.UNHEALTHY):

@@ -1,7 +1,7 @@
 """Which controllers are alive: each writes its own row.
 
 A controller keeps its id in its data folder, so after a restart, also after a crash, it writes the same row again and
-nobody takes the process before it for a second controller.
+the previous process does not count as a second controller.
 """
 
 from __future__ import annotations

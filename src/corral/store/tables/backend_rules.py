@@ -12,7 +12,7 @@ from corral.kit.errors import NotFound
 from corral.store.engine.schema import columns_of, insert_whole, metadata, record, records
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Choice, Instant, Json, now
-from corral.store.records import BackendRequest, BackendRule, Origin, ScopeKind, Want
+from corral.store.records import BackendRequest, BackendRule, RuleOrigin, ScopeKind, Want
 
 table = Table(
     "backend_rules",
@@ -27,7 +27,7 @@ table = Table(
     Column("target", Text, nullable=False),
     Column("created_at", Instant, nullable=False),
     Column("asked", Json[BackendRequest](BackendRequest), key="request", nullable=False),
-    Column("origin", Choice(Origin), nullable=False),
+    Column("origin", Choice(RuleOrigin), nullable=False),
     Column("force", Boolean, nullable=False),
     Column("max_parallel", Text, nullable=False),
     Column("excluded", Json[tuple[str, ...]](tuple[str, ...]), nullable=False),
