@@ -30,6 +30,11 @@ class Release:
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> Release:
     folder = tmp_path_factory.mktemp("baseline")
     _extract(folder / "tree")
+    return make_release(folder)
+
+
+def make_release(folder: Path) -> Release:
+    """Of the source in `folder/tree/src`."""
     python = _make_environment(folder / "venv", folder / "tree" / "src")
     without = ("env", "-u", "PYTHONPATH")  # it may name the present source
     where = subprocess.check_output([*without, python, "-c", "import corral; print(corral.__file__)"], text=True)

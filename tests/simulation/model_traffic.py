@@ -12,7 +12,7 @@ from corral.contract.models import read_definition
 from corral.contract.view import ViewReplica
 from corral.controller.inventory.routing import read_routing
 from corral.controller.models.edits import Origin, next_row
-from corral.controller.runtime.counters import REPLICAS
+from corral.controller.runtime.change_feed import REPLICAS
 from corral.kit.errors import CorralError
 from corral.store.tables import model_schedules, models, revisions
 from corral.store.tables.model_schedules import Schedule

@@ -61,7 +61,6 @@ PURE = [
     "controller/replicas/scheduler_replicas.py",
     "controller/replicas/plan.py",
     "controller/inventory/routable.py",
-    "controller/localai/keys.py",
     "controller/localai/process_state.py",
     "contract/budget.py",
     "contract/labels.py",

@@ -15,7 +15,7 @@ from corral.contract.admin import CreateKey
 from corral.controller.access.keys import Access
 from corral.controller.access.principal import Principal
 from corral.controller.api import events
-from corral.controller.runtime.readiness import Readiness
+from corral.controller.runtime.database import Readiness
 from corral.kit.errors import Unavailable
 from corral.store import Store
 from tests.support.page import open_page_app, served

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 import pytest
 
 from corral.contract.messages.models import RunningModel
-from corral.controller.localai.keys import port_of, process_key, reachable_address
 from corral.controller.localai.process_state import (
     Judgement,
     ProcessGone,
@@ -15,6 +14,7 @@ from corral.controller.localai.process_state import (
     ProcessUseless,
     classify_process,
 )
+from corral.controller.localai.processes import port_of, process_key, reachable_address
 from corral.inference.backend_process import ProcessHealth
 from corral.kit.errors import Failed
 from corral.store.tables.peer_processes import PeerProcess

@@ -11,6 +11,7 @@ from corral.client.connection import ApiConnection, segment
 from corral.contract.admin import BackendBody, BackendMatrix, BackendVerified
 from corral.contract.codec import Message, always
 from corral.contract.messages.backends import UpgradeInfo
+from corral.kit.errors import NotFound
 
 _VERIFY_S = 120.0  # as long as the gateway waits for the controller
 
@@ -44,7 +45,10 @@ class BackendsApi:
 
     async def available(self) -> tuple[AvailableBackend, ...]:
         """Entries of galleries that suit a node of the fleet."""
-        return await self._api.call("GET", "/backends/available", tuple[AvailableBackend, ...])
+        try:
+            return await self._api.call("GET", "/api/backends/available", tuple[AvailableBackend, ...])
+        except NotFound:  # a controller of the baseline release
+            return await self._api.call("GET", "/backends/available", tuple[AvailableBackend, ...])
 
     async def matrix(self) -> BackendMatrix:
         """Installed backends per node, and pending changes."""
@@ -52,7 +56,7 @@ class BackendsApi:
 
     async def upgrades(self) -> dict[str, UpgradeInfo]:
         """Newer builds in the galleries, as of the last check."""
-        return await self._api.call("GET", "/backends/upgrades", dict[str, UpgradeInfo])
+        return await self._api.call("GET", "/api/backends/upgrades", dict[str, UpgradeInfo])
 
     async def check_upgrades(self) -> dict[str, UpgradeInfo]:
         """The same, after a new check."""

@@ -35,10 +35,9 @@ from corral.controller.api.asking import (
 )
 from corral.controller.api.auth import admins, viewers
 from corral.controller.api.errors import plain as refuse
-from corral.controller.api.localai.backends import plain
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.upgrades import UpgradeCheck
-from corral.controller.operations.available import Busy, Query, page_of
+from corral.controller.operations.available import Busy, Query, available_entries, page_of
 from corral.controller.operations.backend_views import BackendViews
 from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.service import Operations
@@ -76,6 +75,10 @@ class BackendRoutes(Controller):
         entries = await catalogue.available(await installed.kinds())
         there = await installed.everywhere()
         return page_of(entries, there, busy, catalogue.galleries(), Query(term, tag, page, items, sort, order))
+
+    @get("/available", summary="The backends in the galleries that a healthy node can use")
+    async def available(self, installed: BackendViews, catalogue: Catalogue) -> list[dict[str, Any]]:
+        return available_entries(await catalogue.available(await installed.kinds()), await installed.everywhere())
 
     @get("/matrix", summary="Backends × nodes: versions, what is newer, who differs, what is still to be done")
     async def matrix(self, installed: BackendViews) -> BackendMatrix:
@@ -132,7 +135,7 @@ class BackendRoutes(Controller):
         selector: Selector = "",
         plan: Plan = False,
     ) -> Response[JobAccepted | PlanView]:
-        body = BackendBody(backend=plain(name), node=node, selector=selector, force=True)
+        body = BackendBody(backend=_plain_name(name), node=node, selector=selector, force=True)
         return await _ask(request, operations, OperationKind.INSTALL, body, plan)
 
     @post("/install-external", guards=(admins,), status_code=200, summary="Install from a uri of your own")
@@ -154,7 +157,7 @@ class BackendRoutes(Controller):
         force: Force = False,
         plan: Plan = False,
     ) -> Response[JobAccepted | PlanView]:
-        body = BackendBody(backend=plain(name), node=node, selector=selector, force=force)
+        body = BackendBody(backend=_plain_name(name), node=node, selector=selector, force=force)
         return await _ask(request, operations, OperationKind.DELETE, body, plan)
 
     @post(
@@ -164,7 +167,7 @@ class BackendRoutes(Controller):
         summary="Delete on every node; answers when it is done, or 202 when a node is away or takes long",
     )
     async def delete_now(self, request: AnyRequest, operations: Operations, name: str) -> Response[Any]:
-        body = BackendBody(backend=plain(name))
+        body = BackendBody(backend=_plain_name(name))
         job = await accept(operations, await read_operation_request(request, operations, OperationKind.DELETE, body))
         view = await operations.wait_settled(job.job_id, timeout_s=request.app.state.settle_s)
         if view.state == "done":
@@ -186,7 +189,7 @@ class BackendRoutes(Controller):
         max_parallel: MaxParallel = "",
         plan: Plan = False,
     ) -> Response[JobAccepted | PlanView]:
-        body = BackendBody(backend=plain(name), node=node, selector=selector, max_parallel=max_parallel)
+        body = BackendBody(backend=_plain_name(name), node=node, selector=selector, max_parallel=max_parallel)
         return await _ask(request, operations, OperationKind.UPGRADE, body, plan)
 
     @post("/rollback/{name:path}", guards=(admins,), status_code=200, summary="Back to the version before")
@@ -200,7 +203,7 @@ class BackendRoutes(Controller):
         max_parallel: MaxParallel = "",
         plan: Plan = False,
     ) -> Response[JobAccepted | PlanView]:
-        body = BackendBody(backend=plain(name), node=node, selector=selector, max_parallel=max_parallel)
+        body = BackendBody(backend=_plain_name(name), node=node, selector=selector, max_parallel=max_parallel)
         return await _ask(request, operations, OperationKind.ROLLBACK, body, plan)
 
 
@@ -209,3 +212,8 @@ async def _ask(
 ) -> Response[JobAccepted | PlanView]:
     operation_request = await read_operation_request(request, operations, kind, body)
     return await answer_job(operations, operation_request, plan=plan, status=200)
+
+
+def _plain_name(path: str) -> str:
+    """A name from the path: one with a slash arrives as several segments."""
+    return path.removeprefix("/")

@@ -1,14 +1,33 @@
-"""`/api/apply` and `/api/export`: the fleet as one file."""
+"""The fleet as a whole: `/api/cluster` (overview), `/api/galleries`, `/api/apply` and `/api/export` (the fleet as one
+file), `/api/why/…` (why a model is, or is not, where it is)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, get, post
+from litestar import Controller, Request, get, post
 
+from corral.contract.admin import Cluster, GalleryView
 from corral.contract.fleet import ApplyBody, FleetDiff, FleetFile
+from corral.contract.why import WhyModel, WhyNode
 from corral.controller.api.auth import admins, principal_of, viewers
+from corral.controller.api.overview import Overview
+from corral.controller.api.path_segments import whole_name
+from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.fleetfile.service import FleetFiles
+from corral.controller.models.service import Models
+from corral.controller.registry.nodes import NodeAdmin
+from corral.controller.replicas.why import PlacementExplainer
+
+
+@get("/api/cluster", guards=[viewers], tags=["cluster"], summary="The fleet at a glance")
+async def cluster(overview: Overview) -> Cluster:
+    return await overview.read()
+
+
+@get("/api/galleries", guards=[viewers], tags=["cluster"], summary="The galleries, and which of them cannot be read")
+async def galleries(gallery_status: GalleryStatus) -> list[GalleryView]:
+    return await gallery_status.read()
 
 
 @post("/api/apply", guards=[admins], status_code=200, tags=["fleet"], summary="Bring about what a file says")
@@ -21,4 +40,18 @@ async def export_file(fleet_files: FleetFiles) -> FleetFile:
     return await fleet_files.export()
 
 
-ROUTES: tuple[Any, ...] = (apply_file, export_file)
+class WhyRoutes(Controller):
+    path = "/api/why"
+    tags = ("why",)
+    guards = (viewers,)
+
+    @get("/models/{model:str}", summary="Where a model's next replica would go: every node judged, with the numbers")
+    async def model(self, explaining: PlacementExplainer, models: Models, model: str) -> WhyModel:
+        return await explaining.model(await models.meant(whole_name(model)))
+
+    @get("/nodes/{node:str}", summary="What a node has left, what runs there, and which models it would take")
+    async def node(self, explaining: PlacementExplainer, nodes: NodeAdmin, node: str) -> WhyNode:
+        return await explaining.node((await nodes.view(node)).id)
+
+
+ROUTES: tuple[Any, ...] = (cluster, galleries, apply_file, export_file, WhyRoutes)

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from corral.controller.api.auth import viewers
 from corral.controller.api.metrics import ControllerMetrics
-from corral.controller.runtime.readiness import Readiness
+from corral.controller.runtime.database import Readiness
 from corral.kit.errors import NotFound
 
 AnyRequest = Request[Any, Any, Any]

@@ -1,17 +1,15 @@
-"""`/api/requests`: what became of requests for models; and the door through which gateways tell of them."""
+"""`/api/requests`: the receipts of requests for models, as users see them."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated, Any
 
-from litestar import get, post
+from litestar import get
 from litestar.params import Parameter
 
-from corral.contract.codec import Undecodable, decode
-from corral.contract.receipts import Receipts, RequestList
-from corral.controller.api.asking import AnyRequest
-from corral.controller.api.auth import gateways, viewers
+from corral.contract.receipts import RequestList
+from corral.controller.api.auth import viewers
 from corral.controller.gateways.receipts import ReceiptService
 from corral.kit.errors import Invalid
 
@@ -42,13 +40,4 @@ async def list_requests(
     )
 
 
-@post("/internal/receipts", guards=[gateways], status_code=202, include_in_schema=False)
-async def take_receipts(request: AnyRequest, receipts: ReceiptService) -> None:
-    try:
-        batch = decode(Receipts, await request.body())
-    except Undecodable as error:
-        raise Invalid(f"these are no receipts: {error}") from error
-    await receipts.take(batch)
-
-
-ROUTES: tuple[Any, ...] = (list_requests, take_receipts)
+ROUTES: tuple[Any, ...] = (list_requests,)

@@ -28,8 +28,7 @@ from corral.controller.orders.dispatch import CallLimits, Dispatch
 from corral.controller.orders.observations import InventoryRead, Observation
 from corral.controller.orders.order import BackendOrder
 from corral.controller.registry.changes import NodeChanges
-from corral.controller.runtime.change_feed import ChangeFeed
-from corral.controller.runtime.counters import INVENTORY, RULES
+from corral.controller.runtime.change_feed import INVENTORY, RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.log import get_log

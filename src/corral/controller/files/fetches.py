@@ -39,8 +39,7 @@ from corral.controller.operations.fetches import (
     write_row,
 )
 from corral.controller.operations.state import settle
-from corral.controller.runtime.change_feed import ChangeFeed
-from corral.controller.runtime.counters import RULES
+from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, NotFound

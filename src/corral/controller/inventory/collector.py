@@ -20,8 +20,7 @@ from corral.controller.inventory.routing import forget_previous_revisions
 from corral.controller.orders.backend_calls import BackendCalls
 from corral.controller.orders.observations import InventoryRead
 from corral.controller.registry.sanitize import sanitize_text
-from corral.controller.runtime.change_feed import ChangeFeed
-from corral.controller.runtime.counters import INVENTORY, REPLICAS
+from corral.controller.runtime.change_feed import INVENTORY, REPLICAS, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Unreachable

@@ -26,7 +26,7 @@ from corral.contract.messages.models import (
     RunningModel,
     StopModel,
 )
-from corral.controller.localai.keys import port_of, process_key
+from corral.controller.localai.processes import port_of, process_key
 from corral.controller.orders.calls import retry_unreachable
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, OutcomeUnknown, Unreachable

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from corral.contract.messages.models import RunningModel
 from corral.contract.messages.replicas import ReplicaState
-from corral.controller.localai.keys import port_of
+from corral.controller.localai.processes import port_of
 from corral.inference.backend_process import ProcessHealth
 
 MISSES = 3

@@ -23,8 +23,8 @@ from corral.contract.messages.replicas import ReplicaProgress, ReplicaState, Sta
 from corral.contract.models import Definition
 from corral.controller.localai.calls import PeerCalls
 from corral.controller.localai.file_server import FileServerAddress
-from corral.controller.localai.keys import process_key, reachable_address
 from corral.controller.localai.needs import Logs, ModelFiles
+from corral.controller.localai.processes import process_key, reachable_address
 from corral.controller.localai.staging import PeerStaging, StagingProgress, load_timeout_s, options_of, place_of
 from corral.controller.localai.table import NotLeading, PeerTable
 from corral.inference.backend_process import ProcessHealth

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from corral.contract.messages.replicas import ReplicaState
-from corral.controller.localai.listing import listed
-from corral.controller.runtime.change_feed import ChangeFeed
-from corral.controller.runtime.counters import INVENTORY, REPLICAS
+from corral.controller.localai.processes import listed
+from corral.controller.runtime.change_feed import INVENTORY, REPLICAS, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict

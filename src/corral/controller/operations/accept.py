@@ -21,8 +21,7 @@ from corral.controller.operations.requests import OperationKind, OperationReques
 from corral.controller.operations.resolve import Builds, Candidate, RequestResolver, ResolvedRequest, read_candidates
 from corral.controller.operations.state import settle
 from corral.controller.operations.step_records import finish_or_reopen, new_row
-from corral.controller.runtime.change_feed import ChangeFeed
-from corral.controller.runtime.counters import RULES
+from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.records import BackendRule, IntentStage, OperationNode, OperationNodeStatus, Want

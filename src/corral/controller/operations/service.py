@@ -22,8 +22,7 @@ from corral.controller.operations.state import error_text, settle
 from corral.controller.operations.step_records import finish_or_reopen
 from corral.controller.operations.views import operation_view, record_view
 from corral.controller.operations.withdrawal import describe_restored_rules
-from corral.controller.runtime.change_feed import ChangeFeed
-from corral.controller.runtime.counters import RULES
+from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid, NotFound
 from corral.kit.log import get_log

@@ -19,8 +19,7 @@ from corral.controller.replicas import load_jobs as jobs
 from corral.controller.replicas.lifecycle import mark_leaving
 from corral.controller.replicas.load_jobs import Cooldown
 from corral.controller.replicas.snapshot import read_desired, storable_job, storable_replica
-from corral.controller.runtime.change_feed import ChangeFeed
-from corral.controller.runtime.counters import LOADS, REPLICAS
+from corral.controller.runtime.change_feed import LOADS, REPLICAS, ChangeFeed
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, NotFound
 from corral.kit.log import get_log

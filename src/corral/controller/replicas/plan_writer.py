@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from corral.controller.replicas.plan_input import PlanResult
 from corral.controller.replicas.snapshot import FleetSnapshot, read_desired, storable_job, storable_replica
-from corral.controller.runtime.change_feed import ChangeFeed
-from corral.controller.runtime.counters import LOADS, REPLICAS
+from corral.controller.runtime.change_feed import LOADS, REPLICAS, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.store.engine.transactions import Store
 from corral.store.records import DesiredReplica, ReplicaStage

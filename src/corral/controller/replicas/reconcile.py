@@ -37,9 +37,12 @@ from corral.controller.replicas.order_sender import OrderSender
 from corral.controller.replicas.plan import plan_replicas
 from corral.controller.replicas.plan_input import FileStatus, Key, PlanInput, PlanResult
 from corral.controller.replicas.plan_writer import PlanWriter
-from corral.controller.replicas.snapshot import FleetSnapshot, SnapshotReader, has_work
-from corral.controller.runtime.change_feed import ChangeFeed
-from corral.controller.runtime.counters import LOADS
+from corral.controller.replicas.snapshot import (
+    FleetSnapshot,
+    SnapshotReader,
+    has_work,
+)
+from corral.controller.runtime.change_feed import LOADS, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.scheduler.world import Policy, World
 from corral.kit.clock import Clock

@@ -26,6 +26,11 @@ from corral.store.tables import revisions
 
 log = get_log(__name__)
 
+# The counters: a transaction that changes what one of them covers raises it (`store.tables.revisions`).
+RULES = "rules"  # backend rules; a reader of rules and of what follows from them takes it as a lock
+INVENTORY = "inventory"  # what nodes report
+REPLICAS = "replicas"  # the processes that gateways may send requests to
+LOADS = "loads"  # load jobs, as clients that wait for a model see them
 _QUEUE_SIZE = 2000
 WORK = frozenset(
     {"operations", "rules", "inventory", "upgrades", "upgrade_check", "loads"}

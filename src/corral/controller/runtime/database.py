@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 
 from corral.kit.backoff import Backoff
-from corral.kit.errors import Unavailable
+from corral.kit.errors import CorralError, Unavailable
 from corral.kit.log import get_log
 from corral.store import Store, open_store
 
@@ -43,3 +43,20 @@ def hide_database_errors() -> Iterator[None]:
     except Unavailable as error:
         log.debug("database away", error=error.message)  # the loops that need it say so louder, once
         raise Unavailable("the database cannot be used right now; try again shortly") from error
+
+
+class Readiness:
+    """Whether this controller can work. Without the bus it can: nodes report over HTTP, and users are told.
+
+    Any caller may ask, so the reason stays general; the log has the details."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def reasons(self) -> list[str]:
+        try:
+            await self._store.ping()
+        except CorralError as error:
+            log.debug("not ready", error=error.message)
+            return ["the database does not answer"]
+        return []

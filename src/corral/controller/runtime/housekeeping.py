@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from corral.controller.runtime.counters import RULES
+from corral.controller.runtime.change_feed import RULES
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.tasks import run_every

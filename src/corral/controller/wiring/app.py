@@ -15,10 +15,9 @@ from litestar.openapi.plugins import JsonRenderPlugin
 
 from corral import __version__
 from corral.controller.access.keys import Access
-from corral.controller.api import access, cluster, events, fleet, internal, loads, meta, requests
+from corral.controller.api import access, events, fleet, gateways, loads, meta, requests
 from corral.controller.api.backends import BackendRoutes
 from corral.controller.api.errors import on_corral_error, on_http_exception, on_too_deep, on_unexpected
-from corral.controller.api.localai.backends import LocalAIBackendRoutes
 from corral.controller.api.logs import NodeLogRoutes
 from corral.controller.api.models import ModelRoutes, ScheduleRoutes
 from corral.controller.api.node import NodeApiRoutes
@@ -28,8 +27,8 @@ from corral.controller.api.operations import OperationRoutes
 from corral.controller.api.path_segments import keep_segments
 from corral.controller.api.redaction import Redaction
 from corral.controller.api.request_log import RequestLog
-from corral.controller.api.why import WhyRoutes
 from corral.controller.web import routes as web
+from corral.controller.wiring.localai import localai_routes
 from corral.kit.errors import CorralError
 
 _LARGEST_BODY = 1024 * 1024
@@ -45,19 +44,16 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             NodeBackendRoutes,
             NodeLogRoutes,
             OperationRoutes,
-            LocalAIBackendRoutes,
+            *localai_routes(),
             BackendRoutes,
             ModelRoutes,
             ScheduleRoutes,
             *access.ROUTES,
-            *cluster.ROUTES,
             *fleet.ROUTES,
             events.events,
-            internal.fleet_view,
-            internal.gateway_credentials,
+            *gateways.ROUTES,
             *loads.ROUTES,
             *requests.ROUTES,
-            WhyRoutes,
             *meta.ROUTES,
             *web.ROUTES,
         ],

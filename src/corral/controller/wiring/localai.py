@@ -1,4 +1,5 @@
-"""From the settings to what serves LocalAI workers, where somebody wants that."""
+"""The only module of the controller that imports `controller/localai` and `api/localai`: without these two packages the
+controller serves Corral workers and clients (`tests/compat/test_without_localai.py`)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
+
+from litestar import Controller
 
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.files.model_files import ModelFiles
@@ -61,3 +64,10 @@ async def open_localai(
     )
     async with open_peers(own, needs, peer_settings) as peers:
         yield peers
+
+
+def localai_routes() -> tuple[type[Controller], ...]:
+    """Routes that only LocalAI's own clients use. Corral's have theirs under `/api`."""
+    from corral.controller.api.localai.backends import LocalAIBackendRoutes
+
+    return (LocalAIBackendRoutes,)

@@ -14,7 +14,7 @@ from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.gateways.demand import Demand
 from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.gateways.view import FleetViews
-from corral.controller.runtime.readiness import Readiness
+from corral.controller.runtime.database import Readiness
 from corral.controller.settings import ControllerSettings
 from corral.controller.web.routes import dependencies as web_dependencies
 from corral.controller.wiring.access import Trust

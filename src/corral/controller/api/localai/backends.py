@@ -87,7 +87,7 @@ class LocalAIBackendRoutes(Controller):
         force: Force = False,
         plan: Plan = False,
     ) -> Response[BackendJob | PlanView]:
-        body = BackendBody(backend=plain(name), node=node, selector=selector, force=force)
+        body = BackendBody(backend=name.removeprefix("/"), node=node, selector=selector, force=force)
         operation_request = await read_operation_request(request, operations, OperationKind.DELETE, body)
         return await answer_backend_job(request, operations, operation_request, plan=plan)
 
@@ -102,11 +102,6 @@ class LocalAIBackendRoutes(Controller):
         max_parallel: MaxParallel = "",
         plan: Plan = False,
     ) -> Response[BackendJob | PlanView]:
-        body = BackendBody(backend=plain(name), node=node, selector=selector, max_parallel=max_parallel)
+        body = BackendBody(backend=name.removeprefix("/"), node=node, selector=selector, max_parallel=max_parallel)
         operation_request = await read_operation_request(request, operations, OperationKind.UPGRADE, body)
         return await answer_backend_job(request, operations, operation_request, plan=plan)
-
-
-def plain(path: str) -> str:
-    """A name out of the path: one with a slash in it arrives as several segments."""
-    return path.removeprefix("/")

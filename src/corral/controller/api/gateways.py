@@ -1,4 +1,4 @@
-"""`/internal/…`: what gateways ask for, with the gateway's own key."""
+"""`/internal/…`: routes for gateways, which authenticate with their own key. Loads are in `loads.py`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import Any
 
 from litestar import Request, Response, get, post
 
-from corral.contract.codec import encode
+from corral.contract.codec import Undecodable, decode, encode
+from corral.contract.receipts import Receipts
 from corral.controller.api.auth import gateways, principal_of
+from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.gateways.view import FleetViews
+from corral.kit.errors import Invalid
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -28,3 +31,15 @@ async def gateway_credentials(request: AnyRequest, views: FleetViews) -> Respons
     name = request.query_params.get("name") or principal_of(request).key_id
     host = request.headers.get("x-forwarded-host") or request.headers.get("host") or ""
     return Response(encode(views.gateway_bus(name, host)), media_type="application/json")
+
+
+@post("/internal/receipts", guards=[gateways], status_code=202, include_in_schema=False)
+async def take_receipts(request: AnyRequest, receipts: ReceiptService) -> None:
+    try:
+        batch = decode(Receipts, await request.body())
+    except Undecodable as error:
+        raise Invalid(f"these are no receipts: {error}") from error
+    await receipts.take(batch)
+
+
+ROUTES: tuple[Any, ...] = (fleet_view, gateway_credentials, take_receipts)
