@@ -64,7 +64,7 @@ PURE = [
     "controller/localai/process_state.py",
     "contract/budget.py",
     "contract/labels.py",
-    "contract/capability.py",
+    "contract/hardware.py",
     "contract/manifest.py",
     "contract/sources.py",
     "gallery/yaml_items.py",

@@ -9,7 +9,7 @@ import typer
 from corral import __version__
 from corral.cli.common.options import Json
 from corral.cli.common.output import print_json, print_line
-from corral.contract.protocol import PROTOCOL
+from corral.contract.codec import PROTOCOL
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

@@ -363,7 +363,7 @@ class MatrixNode(Message, frozen=True, gc=False):
     status: str = always(str)
     capability: str = ""
     platform: str = ""
-    told: bool = True  # False: it has not said yet what it has
+    told: bool = True  # False: the node has not reported its backends yet
 
 
 class MatrixIntent(Message, frozen=True, gc=False):

@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+# The number that two Corral peers compare. Types only grow; a changed meaning is a new subject.
+PROTOCOL = 1  # 2026-11: registration, heartbeats on the bus, signed ingress tokens, the gateway's view
+
 T = TypeVar("T")
 
 

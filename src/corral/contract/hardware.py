@@ -63,3 +63,21 @@ class HardwareReport(Message, frozen=True, kw_only=True):
     def platform(self) -> str:
         """As registration and image indexes write it: linux/amd64."""
         return f"{self.os}/{self.arch}"
+
+
+# A capability is one word for the builds that a node can run (docs/reference/wire/gallery.md#capability). The worker
+# finds it (`worker/hardware/capability.py`); `gallery` chooses a build by it.
+DEFAULT = "default"
+DISABLED = "disable"  # switches capability filtering off
+# A GPU with no more memory than this is too small for models: such a node counts as one without a GPU.
+TOO_LITTLE_VRAM_BYTES = 4 * 1024**3
+
+
+def fallback_capability(gpu_vendor: str, total_vram: int) -> str:
+    """The vendor's name, or `default` without a vendor or with too little memory to serve from."""
+    return gpu_vendor if gpu_vendor and total_vram > TOO_LITTLE_VRAM_BYTES else DEFAULT
+
+
+def capability_of(reported: str, gpu_vendor: str, total_vram: int) -> str:
+    """What the node itself said, else what its vendor and memory suggest."""
+    return reported or fallback_capability(gpu_vendor, total_vram)

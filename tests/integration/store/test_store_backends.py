@@ -252,7 +252,7 @@ async def test_the_same_told_again_moves_the_time_and_wakes_nobody(store: Store)
         await node_backends.put(tx, an_inventory(two))
         before = await node_backends.find(tx, one)
         later = NOON + MINUTE
-        await node_backends.still_so(
+        await node_backends.confirm(
             tx, [an_inventory(one, reported_at=later), an_inventory(two, seq=99, reported_at=later)]
         )
         after, other = await node_backends.find(tx, one), await node_backends.find(tx, two)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corral.contract.capability import capability_of, fallback_capability
+from corral.contract.hardware import capability_of, fallback_capability
 
 GIB = 1024**3
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from corral import __version__
 from corral.bus.api import Bus
 from corral.contract.admin import Cluster, ControllerView, NodeView
-from corral.contract.protocol import PROTOCOL
+from corral.contract.codec import PROTOCOL
 from corral.controller.access.bus_issuer import BusIssuer
 from corral.controller.access.revocations import Revocations
 from corral.controller.health.monitor import HealthMonitor

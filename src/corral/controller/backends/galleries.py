@@ -18,7 +18,7 @@ import msgspec
 
 from corral.blobs.oci.credentials import DockerConfig
 from corral.blobs.oci.registry import RegistryClient, RegistrySettings
-from corral.contract.capability import DEFAULT, DISABLED
+from corral.contract.hardware import DEFAULT, DISABLED
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.sources import Registry

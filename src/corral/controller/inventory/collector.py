@@ -125,7 +125,7 @@ class InventoryCollector:
             ]
             if same:  # the time of the report matters: an order that it does not list may be lost
                 async with self._store.write() as tx:
-                    await node_backends.still_so(tx, same)
+                    await node_backends.confirm(tx, same)
         except CorralError:
             self._waiting = batch | self._waiting
             raise

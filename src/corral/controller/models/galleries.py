@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from corral.contract.capability import DEFAULT
+from corral.contract.hardware import DEFAULT
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.models import Definition
 from corral.controller.models.near import UnknownModel, suggestions_for

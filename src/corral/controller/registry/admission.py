@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from corral.contract.codec import PROTOCOL
 from corral.contract.messages.nodes import (
     HeartbeatReceived,
     HttpHeartbeat,
@@ -20,7 +21,6 @@ from corral.contract.messages.nodes import (
     NodeType,
     RegisterNode,
 )
-from corral.contract.protocol import PROTOCOL
 from corral.controller.access.active_nodes import credential_of
 from corral.controller.access.bus_issuer import BusIssuer, with_host
 from corral.controller.access.join_tokens import check_join_token, claim_join_token

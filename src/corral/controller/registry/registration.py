@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral.contract.budget import ceiling_bytes, parse_budget
-from corral.contract.capability import capability_of
+from corral.contract.hardware import capability_of
 from corral.contract.labels import auto_labels, check_labels
 from corral.contract.messages.nodes import NodeType, RegisterNode
 from corral.controller.registry.addresses import check_address

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from corral.contract.capability import DEFAULT
+from corral.contract.hardware import DEFAULT
 from corral.contract.messages.replicas import ReplicaDevice
 from corral.controller.scheduler.free_memory import FreeMemory, MemoryPool, as_if_empty, as_replica_device
 from corral.controller.scheduler.world import MIB, Build, Model, Node

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from corral.contract.capability import DISABLED
+from corral.contract.hardware import DISABLED
 from corral.gallery.backends.compatibility import is_listed
 from corral.gallery.backends.entries import BackendEntry, BackendIndex
 from corral.kit.suggest import format_suggestions, suggest_names

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from corral.contract.capability import DEFAULT, DISABLED
+from corral.contract.hardware import DEFAULT, DISABLED
 from corral.gallery.backends.entries import BackendEntry
 
 _WORDS = re.compile(r"[^a-z0-9]+")

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from corral.contract.capability import DEFAULT
 from corral.contract.codec import Message, always
+from corral.contract.hardware import DEFAULT
 from corral.contract.manifest import Manifest
 from corral.contract.sources import Source
 from corral.gallery.backends.variants import TriedBuild

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from corral.contract.capability import DEFAULT, DISABLED
+from corral.contract.hardware import DEFAULT, DISABLED
 from corral.gallery.backends.catalogue import AliasGroup, BackendCatalogue
 from corral.gallery.backends.compatibility import capability_chain, contract_chain, preference, why_incompatible
 from corral.gallery.backends.direct import NO_GALLERY

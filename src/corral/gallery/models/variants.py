@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corral.contract.budget import Amount, parse_budget
-from corral.contract.capability import DEFAULT
+from corral.contract.hardware import DEFAULT
 from corral.gallery.models.entries import ModelEntry
 
 # In LocalAI's order; other engines come last.

@@ -57,17 +57,17 @@ table = Table(
     Column("fingerprint", Text, nullable=False),
 )
 
-_TOLD = ("boot_id", "seq", "backends", "orders", "processes")
+_REPORTED = ("boot_id", "seq", "backends", "orders", "processes")
 _INSERT = insert_whole(table).values(seen_at=now())
-# An answer to a question tells no orders, and therefore no time; it is of this moment.
+# The reply to a query reports no orders and therefore no time; it is current.
 _NOT_OLDER = or_(
     table.c.reported_at.is_(None),
     _INSERT.excluded.reported_at.is_(None),
     _INSERT.excluded.reported_at >= table.c.reported_at,
 )
-# A heartbeat that was on its way while the node was asked must not undo the answer; nor one of the worker before, which
-# a controller without a database kept until it could write again, undo what its successor has told.
-_IS_NEWS = or_(
+# A heartbeat that was in transit during a query must not overwrite the reply; nor may a heartbeat of the previous
+# worker, which a controller without a database kept, overwrite the report of its successor.
+_IS_NEWER = or_(
     and_(
         _INSERT.excluded.boot_id == table.c.boot_id,
         or_(_INSERT.excluded.seq > table.c.seq, and_(_INSERT.excluded.seq.in_((0, table.c.seq)), _NOT_OLDER)),
@@ -78,10 +78,10 @@ _NOTHING_SINCE = table.c.seen_at <= bindparam("unless_since", type_=Instant())
 _PUT, _PUT_UNLESS_SINCE = (
     _INSERT.on_conflict_do_update(
         index_elements=[table.c.node_id],
-        set_={name: _INSERT.excluded[name] for name in (*_TOLD, "reported_at", "seen_at", "fingerprint")},
+        set_={name: _INSERT.excluded[name] for name in (*_REPORTED, "reported_at", "seen_at", "fingerprint")},
         where=where,
     )
-    for where in (_IS_NEWS, and_(_IS_NEWS, _NOTHING_SINCE))
+    for where in (_IS_NEWER, and_(_IS_NEWER, _NOTHING_SINCE))
 )
 _BY_NODE = select(table).where(table.c.node_id == bindparam("node_id"))
 _ALL = select(table).order_by(table.c.node_id)
@@ -90,7 +90,7 @@ _BOOTS = select(table.c.node_id, table.c.boot_id).where(among(table.c.node_id, "
 _FINGERPRINTS = select(table.c.node_id, table.c.fingerprint).where(
     among(table.c.node_id, "node_ids"), table.c.reported_at.is_not(None)
 )
-_STILL_SO = (
+_CONFIRM = (
     update(table)
     .where(table.c.node_id == bindparam("of_node"), table.c.fingerprint == bindparam("of_fingerprint"))
     .values(reported_at=bindparam("at", type_=Instant()))
@@ -101,7 +101,7 @@ _SET_PROCESSES = (
     .values(
         processes=bindparam("run", type_=table.c.processes.type),
         reported_at=now(),
-        fingerprint=bindparam("told"),
+        fingerprint=bindparam("new_fingerprint"),
     )
 )
 _PROCESSES = (
@@ -131,43 +131,43 @@ async def put_all(tx: Transaction, inventories: Iterable[Inventory], *, unless_s
 
 
 def _columns(inventory: Inventory) -> dict[str, object]:
-    told = {name: getattr(inventory, name) for name in ("node_id", "reported_at", *_TOLD)}
-    return told | {"fingerprint": fingerprint_of(inventory)}
+    columns = {name: getattr(inventory, name) for name in ("node_id", "reported_at", *_REPORTED)}
+    return columns | {"fingerprint": fingerprint_of(inventory)}
 
 
 def fingerprint_of(inventory: Inventory) -> str:
-    """The same for the same news: most heartbeats bring none."""
-    told = tuple(getattr(inventory, name) for name in _TOLD)
-    return hashlib.blake2b(msgspec.msgpack.encode(told), digest_size=16).hexdigest()
+    """Equal for equal reports: most heartbeats report no change."""
+    reported = tuple(getattr(inventory, name) for name in _REPORTED)
+    return hashlib.blake2b(msgspec.msgpack.encode(reported), digest_size=16).hexdigest()
 
 
-async def still_so(tx: Transaction, inventories: Sequence[Inventory]) -> None:
-    """They were told again and nothing is new; only the time moves, and wakes nobody."""
-    told = [
+async def confirm(tx: Transaction, inventories: Sequence[Inventory]) -> None:
+    """The nodes reported the same again: only `reported_at` changes, and no watcher wakes."""
+    rows = [
         {"of_node": row.node_id, "of_fingerprint": fingerprint_of(row), "at": row.reported_at} for row in inventories
     ]
-    await tx.execute_many(_STILL_SO, told)
+    await tx.execute_many(_CONFIRM, rows)
 
 
 async def set_processes(tx: Transaction, node_id: str, processes: tuple[ReplicaProcess, ...]) -> bool:
-    """What runs there, found out by asking: of a worker that tells nothing by itself. What it has installed stays as it
-    was last told, and as old. False while nobody has asked for that yet."""
+    """Store the processes of a worker that does not report by itself. Its installed backends stay as last reported.
+    False while the node has no inventory yet."""
     before = await find(tx, node_id)
     if before is None:
         return False
-    told = fingerprint_of(msgspec.structs.replace(before, processes=processes))
-    await tx.execute(_SET_PROCESSES, {"of_node": node_id, "run": processes, "told": told})
+    fingerprint = fingerprint_of(msgspec.structs.replace(before, processes=processes))
+    await tx.execute(_SET_PROCESSES, {"of_node": node_id, "run": processes, "new_fingerprint": fingerprint})
     return True
 
 
 async def list_fingerprints(tx: Transaction, node_ids: Sequence[str]) -> dict[str, str]:
-    """Of what nodes have told. After an answer to a question even the same is news: only the node's own word says what
-    runs there, and that nothing else does."""
+    """The fingerprints of reported inventories. An inventory from a reply has none: only the node's own report says
+    what runs there, and that nothing else does."""
     return {node_id: value for node_id, value in await tx.fetch_all(_FINGERPRINTS, {"node_ids": node_ids})}
 
 
 async def list_boots(tx: Transaction, node_ids: Sequence[str]) -> dict[str, str]:
-    """Of the worker whose word counts; nodes whose worker does not say are not among them."""
+    """The boot id of the worker that reported the inventory; nodes without one are absent."""
     return {node_id: boot for node_id, boot in await tx.fetch_all(_BOOTS, {"node_ids": node_ids}) if boot}
 
 
@@ -183,7 +183,10 @@ async def list_(tx: Transaction, node_ids: Sequence[str] | None = None) -> list[
 
 async def list_changed(tx: Transaction, since: datetime) -> dict[str, tuple[datetime, str]]:
     """Nodes whose inventory was written after that: when, and its fingerprint."""
-    return {node_id: (seen_at, told) for node_id, seen_at, told in await tx.fetch_all(_CHANGED, {"since": since})}
+    return {
+        node_id: (seen_at, fingerprint)
+        for node_id, seen_at, fingerprint in await tx.fetch_all(_CHANGED, {"since": since})
+    }
 
 
 async def list_processes(tx: Transaction, node_ids: Sequence[str] | None = None) -> dict[str, Processes]:

@@ -81,10 +81,10 @@ async def list_(
 
 async def count_running(tx: Transaction, node_ids: Sequence[str] | None = None) -> dict[str, int]:
     """How many replicas run on each of these nodes, or on any; nodes without one are left out."""
-    asked: dict[str, Any] = {"stage": ReplicaStage.RUNNING}
+    parameters: dict[str, Any] = {"stage": ReplicaStage.RUNNING}
     if node_ids is None:
-        return {node_id: int(count) for node_id, count in await tx.fetch_all(_COUNT, asked)}
-    rows = await tx.fetch_all(_COUNT_OF_NODES, asked | {"node_ids": node_ids})
+        return {node_id: int(count) for node_id, count in await tx.fetch_all(_COUNT, parameters)}
+    rows = await tx.fetch_all(_COUNT_OF_NODES, parameters | {"node_ids": node_ids})
     return {node_id: int(count) for node_id, count in rows}
 
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from corral.contract.capability import DEFAULT, TOO_LITTLE_VRAM_BYTES
-from corral.contract.hardware import NVIDIA
+from corral.contract.hardware import DEFAULT, NVIDIA, TOO_LITTLE_VRAM_BYTES
 
 _FORCED = ("CORRAL_FORCE_META_BACKEND_CAPABILITY", "LOCALAI_FORCE_META_BACKEND_CAPABILITY")
 _RUN_FILES = (

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from corral.contract.capability import TOO_LITTLE_VRAM_BYTES
-from corral.contract.hardware import AMD, INTEL, NVIDIA, Device
+from corral.contract.hardware import AMD, INTEL, NVIDIA, TOO_LITTLE_VRAM_BYTES, Device
 from corral.worker.hardware import drm
 from corral.worker.hardware.host import Host
 from corral.worker.hardware.machine import Space

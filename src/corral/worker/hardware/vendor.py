@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 
-from corral.contract.capability import TOO_LITTLE_VRAM_BYTES
-from corral.contract.hardware import AMD, APPLE, INTEL, NVIDIA, VULKAN, Device
+from corral.contract.hardware import AMD, APPLE, INTEL, NVIDIA, TOO_LITTLE_VRAM_BYTES, VULKAN, Device
 from corral.worker.hardware import sysfs
 from corral.worker.hardware.host import Host
 from corral.worker.hardware.machine import Space

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from corral import __version__
+from corral.contract.codec import PROTOCOL
 from corral.contract.hardware import HardwareReport
 from corral.contract.labels import parse_labels
 from corral.contract.messages.nodes import IngressOffer, NodeType, RegisterNode
-from corral.contract.protocol import PROTOCOL
 from corral.gallery.pypi.pip import own_python
 from corral.kit.hosts import HostPort, is_loopback, parse_host_port
 from corral.worker.settings import WorkerSettings
