@@ -36,7 +36,8 @@ from corral.blobs.store import BlobStore
 from corral.blobs.transfer.remote import open_session
 from corral.contract.messages.replicas import ReplicaFile
 from corral.controller.access.signing import IngressTokens
-from corral.controller.files.door import DoorSettings, open_door
+from corral.controller.files.blob_listener import open_blob_listener
+from corral.controller.settings import FileSettings
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.clock import SystemClock
 from corral.kit.humanize import format_bytes
@@ -64,10 +65,10 @@ def serve(blobs: Path, signing_key: str, pipe: Connection, certificate: Path | N
 
     async def main() -> None:
         clock = SystemClock()
-        settings = DoorSettings("127.0.0.1", 0, certificate=certificate, key=key)
+        settings = FileSettings(blob_port=0, blob_tls_cert=certificate, blob_tls_key=key)
         public = Signer(signing_key).public_key
-        async with open_door(
-            settings, BlobStore(blobs), public, clock, BenchNode(), coming=lambda _digest: False
+        async with open_blob_listener(
+            settings, BlobStore(blobs), public, clock, BenchNode(), is_expected=lambda _digest: False
         ) as url:
             pipe.send(url)
             await asyncio.to_thread(pipe.recv)

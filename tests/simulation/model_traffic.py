@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from corral.contract.models import read_definition
 from corral.contract.view import ViewReplica
 from corral.controller.inventory.routing import read_routing
-from corral.controller.models.edits import Origin, next_row
+from corral.controller.models.edits import ModelOrigin, next_row
 from corral.controller.runtime.change_feed import REPLICAS
 from corral.kit.errors import CorralError
 from corral.store.tables import model_schedules, models, revisions
@@ -94,7 +94,7 @@ class ModelPeople:
         self.house.note("person", "defines", definition.name, definition.revision, "recreate" if recreate else "")
         async with controller.store.write() as tx:
             before = await models.find(tx, definition.name)
-            row = next_row(before, definition, origin=Origin.PERSON, recreate=recreate)
+            row = next_row(before, definition, origin=ModelOrigin.PERSON, recreate=recreate)
             if row is None:
                 return
             await models.put(tx, row)

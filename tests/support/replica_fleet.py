@@ -40,7 +40,7 @@ from corral.contract.messages.replicas import (
 from corral.contract.models import Definition, read_definition
 from corral.contract.view import ViewReplica
 from corral.controller.inventory.routing import read_routing
-from corral.controller.models.edits import Origin, next_row
+from corral.controller.models.edits import ModelOrigin, next_row
 from corral.controller.replicas.lifecycle import LifecycleTimes
 from corral.controller.replicas.load_jobs import Cooldown
 from corral.controller.replicas.reconcile import ReplicaOptions
@@ -297,7 +297,7 @@ class ReplicaFleet:
         definition = read_definition({"name": name, "backend": "llama-cpp", **more})
         async with self.fleet.store.write() as tx:
             before = await models.find(tx, name)
-            row = next_row(before, definition, origin=Origin.PERSON, source="", recreate=recreate)
+            row = next_row(before, definition, origin=ModelOrigin.PERSON, source="", recreate=recreate)
             assert row is not None
             await models.put(tx, row)
             await revisions.bump(tx, "models")

@@ -13,8 +13,8 @@ import uvloop
 from corral.controller.api.log_tunnel import LogTunnels
 from corral.controller.api.server import serve_app
 from corral.controller.backends.galleries import open_galleries
-from corral.controller.files.deleted import Deleted
 from corral.controller.files.fetches import Fetches
+from corral.controller.files.kept_models import KeptModelsPublisher
 from corral.controller.gateways.demand import Demand
 from corral.controller.replicas.reconcile import LEASE as REPLICAS
 from corral.controller.runtime.housekeeping import Housekeeping
@@ -124,7 +124,7 @@ async def serve(
             *(localai.parts if localai is not None else ()),
             fetches,
             *files.parts,
-            Deleted(store, bus, leadership, clock),
+            KeptModelsPublisher(store, bus, leadership, clock),
         )
         async with asyncio.TaskGroup() as tasks:  # the first to fail takes the others down with it
             loops = [tasks.create_task(part.run(), name=part.name) for part in parts]
@@ -132,10 +132,10 @@ async def serve(
                 LogTunnels(trust.access, nodes.admin, trust.ingresses) as tunnels,
                 serve_app(
                     localai.around(app) if localai is not None else app, settings.listen, tunnels.protocol
-                ) as places,
+                ) as blob_urls,
             ):
                 report_ready(os.environ)
-                log.info("controller ready", instance=runtime.instance, at=places, store=store.kind)
+                log.info("controller ready", instance=runtime.instance, at=blob_urls, store=store.kind)
                 await stopped.wait()
                 runtime.feed.end()
             for loop in loops:

@@ -17,7 +17,8 @@ from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.bus.local import LocalHub
 from corral.contract.access import Scope
 from corral.controller.access.active_nodes import ActiveNodes
-from corral.controller.files.door import DoorSettings, open_door
+from corral.controller.files.blob_listener import open_blob_listener
+from corral.controller.settings import FileSettings
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
 from corral.kit.tasks import background
@@ -54,9 +55,9 @@ async def open_member(folder: Path, hub: LocalHub, name: str) -> AsyncIterator[M
         active = ActiveNodes(registry.store, SystemClock())
         await active.refresh()
         registry.feed.on("nodes", active.wake.set)
-        settings, key = DoorSettings(port=0), registry.ingress_tokens.public_key
+        settings, key = FileSettings(blob_port=0), registry.ingress_tokens.public_key
         async with (
-            open_door(settings, blobs, key, SystemClock(), active, coming=lambda _: False) as url,
+            open_blob_listener(settings, blobs, key, SystemClock(), active, is_expected=lambda _: False) as url,
             background(registry.feed.run(), active.run()),
             aiohttp.ClientSession() as session,
         ):

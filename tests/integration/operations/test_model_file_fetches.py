@@ -25,10 +25,10 @@ from corral.blobs.transfer.remote import open_session
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, read_definition
 from corral.controller.access.signing import open_ingress_tokens
+from corral.controller.files.blob_listener import ControllerBlobUrls
 from corral.controller.files.fetches import Fetches, FetchPace
-from corral.controller.files.model_files import ModelFiles, Upkeep
-from corral.controller.files.neighbours import Neighbours
-from corral.controller.files.origins import Origins, OriginSettings
+from corral.controller.files.file_resolver import FileResolver, ResolverSettings
+from corral.controller.files.model_files import FileRetention, ModelFiles
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Failed, NotFound
 from corral.kit.tasks import run_every
@@ -40,7 +40,7 @@ from tests.support.waiting import until
 
 WEIGHTS = os.urandom(2_000_000)
 LEASE = "replicas"
-PACE = FetchPace(look_s=0.05, tell_s=0.01, first_retry_s=0.2, last_retry_s=0.2)
+PACE = FetchPace(interval_s=0.05, progress_interval_s=0.01, first_retry_s=0.2, last_retry_s=0.2)
 
 
 @dataclass
@@ -58,13 +58,13 @@ class Site:
         files = ModelFiles(
             store,
             BlobStore(self.folder / controller.name, Fetcher(FetchLimits(tries=2, first_wait_s=0.01))),
-            Origins(self.session, None, None, OriginSettings()),  # type: ignore[arg-type]
+            FileResolver(self.session, None, None, ResolverSettings()),  # type: ignore[arg-type]
             await open_ingress_tokens(store, clock),
             clock,
-            places=Neighbours(store, clock, own="", live_for_s=1.0, every_s=1.0),
+            blob_urls=ControllerBlobUrls(store, clock, own="", live_for_s=1.0, every_s=1.0),
             credential_of=lambda _node_id: "",
-            room=DiskSpace(reserve_bytes=0),
-            upkeep=Upkeep(folder=self.folder / "models"),
+            disk=DiskSpace(reserve_bytes=0),
+            retention=FileRetention(folder=self.folder / "models"),
         )
         fetches = Fetches(
             store,
@@ -140,8 +140,8 @@ async def test_it_is_an_operation_that_every_controller_shows(site: Site) -> Non
     second = await site.fleet.controller("c2")
     fetches = await site.fetches(site.fleet.first)
     site.server.pause.clear()
-    operation = await fetches.ask("m", by="boss")
-    assert await fetches.ask("m") == operation, "asking twice is one operation"
+    operation = await fetches.request("m", by="boss")
+    assert await fetches.request("m") == operation, "asking twice is one operation"
     site.server.pause.set()
     shown = await site.fleet.until(operation, "done")
     (row,) = shown.nodes
@@ -154,7 +154,7 @@ async def test_it_is_an_operation_that_every_controller_shows(site: Site) -> Non
         2_000_000,
     )
     assert await site.fleet.view(operation, second) == shown
-    assert await fetches.ask("m") == "", "it is all here"
+    assert await fetches.request("m") == "", "it is all here"
 
 
 async def test_progress_is_heard_everywhere(site: Site) -> None:
@@ -162,7 +162,7 @@ async def test_progress_is_heard_everywhere(site: Site) -> None:
     second = await site.fleet.controller("c2")
     fetches = await site.fetches(site.fleet.first)
     site.server.hold_after = 500_000
-    operation = await fetches.ask("m")
+    operation = await fetches.request("m")
     await site.until_moving(operation, second)
     shown = await site.fleet.view(operation, second)
     row = shown.nodes[0]
@@ -196,7 +196,7 @@ async def test_the_bar_moves_while_an_archive_is_unpacked(local_site: Site, monk
     monkeypatch.setattr("corral.controller.files.archives.unpack_archive", stop_half_way)
     uri = site.server.put("/w.tar", packed.getvalue())
     await site.model(download_files=[{"filename": "w.tar", "uri": uri}])
-    operation = await (await site.fetches(site.fleet.first)).ask("m")
+    operation = await (await site.fetches(site.fleet.first)).request("m")
 
     async def half_way() -> bool:
         row = (await site.fleet.view(operation)).nodes[0]
@@ -244,7 +244,7 @@ async def test_loads_share_what_is_under_way(local_site: Site) -> None:
     definition = await site.model()
     fetches = await site.fetches(site.fleet.first)
     site.server.pause.clear()
-    operation = await fetches.ask("m", by="boss")
+    operation = await fetches.request("m", by="boss")
     told: list[Progress] = []
     loads = [asyncio.create_task(fetches.ensure(definition, told.append)) for _ in range(3)]
     loads[0].cancel()
@@ -278,12 +278,12 @@ async def test_an_edit_mends_what_failed_and_a_deleted_model_ends_it(local_site:
     site = local_site
     await site.model(download_files=[{"filename": "w.gguf", "uri": site.server.url("/nowhere")}])
     fetches = await site.fetches(site.fleet.first)
-    operation = await fetches.ask("m")
+    operation = await fetches.request("m")
     await site.fleet.until(operation, "failing")
     await site.model()
     await site.fleet.until(operation, "done")
     await site.model("other", download_files=[{"filename": "w.gguf", "uri": site.server.url("/nowhere")}])
-    operation = await fetches.ask("other")
+    operation = await fetches.request("other")
     await site.fleet.until(operation, "failing")
     async with site.fleet.store.write() as tx:
         await models.delete(tx, "other")
@@ -298,7 +298,7 @@ async def test_the_next_controller_goes_on(site: Site) -> None:
     first = site.fleet.first
     fetches = await site.fetches(first)
     site.server.hold_after = 1_000_000
-    operation = await fetches.ask("m")
+    operation = await fetches.request("m")
     await site.until_moving(operation)
     second = await site.fleet.controller("c2")
     await first.kill()
@@ -318,7 +318,7 @@ async def test_what_came_before_a_restart_is_not_fetched_again(local_site: Site)
     first = site.fleet.first
     fetches = await site.fetches(first)
     site.server.hold_after = 1_000_000
-    operation = await fetches.ask("m")
+    operation = await fetches.request("m")
     await site.until_moving(operation)
     await first.kill()
     site.server.pause.set()

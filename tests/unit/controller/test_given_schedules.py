@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from corral.contract.catalogue import ScheduleBody
-from corral.controller.models.near import misspelt, unknown_model
 from corral.controller.models.schedules import next_schedule
+from corral.controller.models.suggestions import misspelled_fields, unknown_model
 from corral.controller.wiring.models import given_schedules
 from corral.kit.errors import Invalid
 
@@ -74,7 +74,7 @@ def test_an_unknown_model_is_reported_with_suggestions() -> None:
 
 
 def test_words_of_a_definition_that_are_nearly_ours() -> None:
-    assert misspelt(["name", "contxt_size", "while_loadin", "f16"]) == (
+    assert misspelled_fields(["name", "contxt_size", "while_loadin", "f16"]) == (
         "`contxt_size` means nothing to the fleet: was `context_size` meant?",
         "`while_loadin` means nothing to the fleet: was `while_loading` meant?",
     )
@@ -97,4 +97,4 @@ def test_words_of_a_definition_that_are_nearly_ours() -> None:
         "low_vram",
         "swap_space",
     ]
-    assert misspelt([*of_engines, *others, "tensor_parallel_size", "max_model_len", "load_format"]) == ()
+    assert misspelled_fields([*of_engines, *others, "tensor_parallel_size", "max_model_len", "load_format"]) == ()

@@ -9,8 +9,8 @@ import pytest
 from corral.contract.artifacts import HubSnapshot
 from corral.contract.models import read_definition
 from corral.contract.sources import parse_repository
+from corral.controller.files.required_files import required_files, required_snapshots
 from corral.controller.files.snapshots import is_chosen, uri_of
-from corral.controller.files.wanted import wanted_files, wanted_snapshots
 from corral.inference.load_options import weights_of
 from corral.kit.errors import Invalid
 
@@ -70,7 +70,7 @@ def test_where_their_files_lie_and_what_the_weights_are(
     read = definition(**words)
     assert {each.folder: each.revision for each in read.snapshots} == folders
     assert weights_of(read.whole) == weights
-    assert wanted_files(read) == ()
+    assert required_files(read) == ()
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_bare_name_stands_for_a_repository_where_the_engine_reads_folders(
     backend: str, weights: str, inferred: bool
 ) -> None:
     read = definition(backend=backend, parameters={"model": weights})
-    assert wanted_snapshots(read) == ((HubSnapshot(weights, weights),) if inferred else ())
+    assert required_snapshots(read) == ((HubSnapshot(weights, weights),) if inferred else ())
 
 
 @pytest.mark.parametrize(

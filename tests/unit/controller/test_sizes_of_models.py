@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corral.contract.models import read_definition
-from corral.controller.files.member_uris import MemberUri, member_uri
+from corral.controller.files.required_files import MemberUri, member_uri
 from corral.controller.files.sizes import FileSizes
 from corral.store.tables.model_files import StoredFile
 

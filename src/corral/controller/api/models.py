@@ -59,7 +59,7 @@ class ModelRoutes(Controller):
         changed = await models.install(data, by=by)
         if not data.fetch:
             return changed
-        return msgspec.structs.replace(changed, job_id=await fetches.ask(changed.id, by=by))
+        return msgspec.structs.replace(changed, job_id=await fetches.request(changed.id, by=by))
 
     @put("/{model:str}", guards=(admins,), summary="Give a model exactly this definition")
     async def replace(self, models: Models, model: str, data: EditModel) -> ModelChanged:

@@ -1,5 +1,5 @@
-"""The files of models: found, fetched to this controller once, and offered to workers by digest.
+"""The files of models: resolved, fetched to this controller once, and served to workers by digest.
 
-Start with `model_files.py`. `wanted.py` says which files a definition means (pure), `origins.py` where their bytes are,
-`door.py` is the port workers fetch from. Moving bytes, resuming and verifying are `blobs/`'s.
+Start with `model_files.py`. `required_files.py` finds the files of a definition (pure), `file_resolver.py` their
+sources; `blob_listener.py` is the port from which workers fetch. `blobs/` transfers, resumes and verifies.
 """

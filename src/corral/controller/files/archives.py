@@ -33,8 +33,8 @@ from corral.contract.codec import Message, always
 from corral.contract.messages.backends import Phase
 from corral.contract.models import ModelFile
 from corral.contract.sources import is_safe_path
-from corral.controller.files.member_uris import MemberUri, member_uri, parse_member
-from corral.controller.files.origins import Origin, read_blocks
+from corral.controller.files.file_resolver import ResolvedFile, read_blocks
+from corral.controller.files.required_files import MemberUri, member_uri, parse_member
 from corral.kit.log import get_log
 from corral.kit.single_flight import SingleFlight
 from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
@@ -43,9 +43,9 @@ from corral.store.tables.model_files import StoredFile
 log = get_log(__name__)
 
 MAX_MEMBERS = 20_000
-ROOM_FACTOR = 4  # room on the disk for an archive and what it probably unpacks to, in sizes of the archive
+UNPACK_FACTOR = 4  # disk space for an archive and its members, in sizes of the archive
 
-Find = Callable[[ModelFile], Awaitable[Origin]]
+Find = Callable[[ModelFile], Awaitable[ResolvedFile]]
 
 
 class Member(Message, frozen=True):
@@ -61,9 +61,9 @@ class Members(Message, frozen=True):
 
 
 class Archives:
-    def __init__(self, blobs: BlobStore, room: DiskSpace) -> None:
+    def __init__(self, blobs: BlobStore, disk: DiskSpace) -> None:
         self._blobs = blobs
-        self._room = room
+        self._disk = disk
         self._folder = blobs.folder / "unpacking"
         self._runs: SingleFlight[str, Progress, tuple[Member, ...]] = SingleFlight()
         shutil.rmtree(self._folder, ignore_errors=True)  # of a process that was killed while it unpacked
@@ -90,21 +90,21 @@ class Archives:
             model=model, path=list_path(file), uri=file.uri, resolved=resolved, digest=blob.digest, size_bytes=blob.size
         )
 
-    def origin(self, file: ModelFile, find: Find) -> Origin:
+    def origin(self, file: ModelFile, find: Find) -> ResolvedFile:
         """Of a member whose blob is not here: the whole archive is fetched and unpacked again. `find` finds it."""
-        told = parse_member(file.uri)
+        member = parse_member(file.uri)
 
         async def fetch(store: BlobStore, wanted: ExpectedBlob, tell: OnProgress) -> Blob:
             if (here := store.find(wanted.digest)) is not None:
                 return here  # another member's turn has brought it
-            archive = await find(ModelFile(told.path, told.uri, told.archive.removeprefix(PREFIX)))
-            with store.hold(told.archive, wanted.digest):
-                blob = await archive.fetch(store, ExpectedBlob(told.archive), tell)
-                await self._unpack(blob, told.path, tell)
-            store.discard(told.archive)
+            archive = await find(ModelFile(member.path, member.uri, member.archive.removeprefix(PREFIX)))
+            with store.hold(member.archive, wanted.digest):
+                blob = await archive.fetch(store, ExpectedBlob(member.archive), tell)
+                await self._unpack(blob, member.path, tell)
+            store.discard(member.archive)
             return store.get(wanted.digest)
 
-        return Origin(file.path, file.uri, fetch, PREFIX + file.sha256, file.size_bytes, unpacks=True)
+        return ResolvedFile(file.path, file.uri, fetch, PREFIX + file.sha256, file.size_bytes, unpacks=True)
 
     async def _unpack(self, archive: Blob, name: str, tell: OnProgress) -> tuple[Member, ...]:
         async def run(tell: OnProgress) -> tuple[Member, ...]:
@@ -125,7 +125,7 @@ class Archives:
     async def _keep_members(self, archive: Blob, folder: Path, name: str, tally: PartsProgress) -> tuple[Member, ...]:
         bounds, each = Bounds(max_entries=MAX_MEMBERS), count_in_thread(tally, name)
         await run_in_thread(
-            lambda stop: unpack_archive(archive.path, folder, bounds, space=self._room, stop=stop, on_bytes=each)
+            lambda stop: unpack_archive(archive.path, folder, bounds, space=self._disk, stop=stop, on_bytes=each)
         )
         tally.at(name, archive.size)
         try:

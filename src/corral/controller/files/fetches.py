@@ -1,11 +1,11 @@
-"""Carries out fetches of models' files: the operations people watch, and the same for loads that wait for files.
+"""Runs the operations that fetch model files, for users and for loads that wait for files.
 
-The controller that loads models is the one that needs the files, so it is the one that fetches: there is no lease of
-its own. What is asked is a row (`operations/fetches.py`); a controller that dies leaves it to the next, which goes on
-from what is on its disk. Progress travels as a node's would, under the node `controller`, so all controllers show it.
+The controller that loads models needs the files, so it fetches them: fetches have no lease of their own. A fetch is
+stored as a row (`operations/fetches.py`); when a controller dies, the next leader continues from what is on its disk.
+Progress is published like a node's, under the node `controller`, so all controllers show it.
 
-A load that finds files missing opens such an operation, or joins the one under way, and waits for it. When a person
-has cancelled it, loads are told so, until somebody asks for the files again.
+A load that misses files opens such an operation, or joins the active one, and waits for it. After a user has cancelled
+it, loads fail until the files are requested again.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from corral.store.tables import models, operation_nodes, operations, revisions
 log = get_log(__name__)
 
 
-class Files(Protocol):
-    """What we need of `model_files.py`."""
+class FetchedFiles(Protocol):
+    """The part of `ModelFiles` that fetches need."""
 
-    async def ensure(self, definition: Definition, tell: OnProgress) -> tuple[ReplicaFile, ...]: ...
+    async def ensure(self, definition: Definition, on_progress: OnProgress) -> tuple[ReplicaFile, ...]: ...
     async def needs_files(self, definition: Definition) -> bool: ...
     async def are_here(self, definition: Definition) -> bool: ...
     def find(self, digest: str) -> Path | None: ...
@@ -64,7 +64,7 @@ class Files(Protocol):
 
 
 class ProgressSink(Protocol):
-    """What all controllers know of progress."""
+    """Merges progress that this controller reports with that of others."""
 
     async def on_progress(self, event: InstallProgress, tokens: Tokens) -> None: ...
     def merge(self, operation_id: str, rows: Sequence[OperationNode]) -> list[OperationNode]: ...
@@ -72,8 +72,8 @@ class ProgressSink(Protocol):
 
 @dataclass(frozen=True)
 class FetchPace:
-    look_s: float = 2.0
-    tell_s: float = 0.25
+    interval_s: float = 2.0
+    progress_interval_s: float = 0.25
     first_retry_s: float = 30.0
     last_retry_s: float = 900.0
 
@@ -91,8 +91,8 @@ class _Waiter:
     """A load that waits for an operation."""
 
     operation_id: str
-    tell: OnProgress
-    over: asyncio.Future[None]
+    on_progress: OnProgress
+    done: asyncio.Future[None]
 
 
 class Fetches:
@@ -102,7 +102,7 @@ class Fetches:
         self,
         store: Store,
         bus: Bus,
-        files: Files,
+        files: FetchedFiles,
         progress: ProgressSink,
         leadership: Leadership,
         feed: ChangeFeed,
@@ -111,7 +111,7 @@ class Fetches:
         lease: str,
         pace: FetchPace | None = None,
     ) -> None:
-        """`lease`: of whoever loads models."""
+        """`lease`: of the controller that loads models."""
         self._store = store
         self._bus = bus
         self._files = files
@@ -122,8 +122,8 @@ class Fetches:
         self._lease = lease
         self._pace = pace or FetchPace()
         self._tasks: KeyedTasks[str] = KeyedTasks()
-        self._at: dict[str, str] = {}  # by operation under way: the revision its files are of
-        self._urgent: set[str] = set()  # somebody waits: whatever the next try was to be, it is now
+        self._revisions: dict[str, str] = {}  # by active operation: of its model
+        self._urgent: set[str] = set()  # a load waits: the next attempt is due now
         self._waiting: list[_Waiter] = []
         self._wake = Wake()
         self.find = files.find
@@ -133,11 +133,9 @@ class Fetches:
         for counter in (COUNTER, "models"):
             self._feed.on(counter, self._wake.set)
         async with self._tasks:
-            await run_every(self.name, self._pace.look_s, self.look, clock=self._clock, wake=self._wake)
+            await run_every(self.name, self._pace.interval_s, self.run_once, clock=self._clock, wake=self._wake)
 
-    # For people
-
-    async def ask(self, model_id: str, *, by: str = "") -> str:
+    async def request(self, model_id: str, *, by: str = "") -> str:
         """The operation that fetches the model's files; empty when there is nothing to fetch."""
         async with self._store.read() as tx:
             model = await models.find(tx, model_id)
@@ -151,41 +149,39 @@ class Fetches:
         async with self._store.write() as tx:
             await revisions.hold(tx, RULES)
             operation = await open_fetch(tx, await models.get(tx, model_id), by)
-        self._told(operation.id)
+        self._notify(operation.id)
         return operation.id
 
-    # For whoever loads models
-
-    async def ensure(self, definition: Definition, tell: OnProgress = ignore_progress) -> tuple[ReplicaFile, ...]:
-        """As `ModelFiles.ensure`; what has to be fetched is an operation meanwhile."""
+    async def ensure(
+        self, definition: Definition, on_progress: OnProgress = ignore_progress
+    ) -> tuple[ReplicaFile, ...]:
+        """Like `ModelFiles.ensure`, with an operation that shows what is fetched."""
         if not await self._files.are_here(definition):
-            await self._wait_for(definition, tell)
-        return await self._files.ensure(definition, tell)
+            await self._wait_for(definition, on_progress)
+        return await self._files.ensure(definition, on_progress)
 
-    async def _wait_for(self, definition: Definition, tell: OnProgress) -> None:
+    async def _wait_for(self, definition: Definition, on_progress: OnProgress) -> None:
         async with self._store.write() as tx:
             await revisions.hold(tx, RULES)
             model = await models.find(tx, definition.name)
             if model is None or model.revision != definition.revision:
-                return  # an operation is about the model as it is now; this is fetched for whoever needs it
+                return  # operations are for the present revision; files of another one are fetched without
             if (cancelled := await find_taken_back(tx, model)) is not None:
-                raise _taken_back(cancelled.id)
+                raise _cancelled_error(cancelled.id)
             operation = await open_fetch(tx, model)
-        waiter = _Waiter(operation.id, tell, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(operation.id, on_progress, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._urgent.add(operation.id)
-        self._told(operation.id)
+        self._notify(operation.id)
         self._wake.set()
         try:
-            await waiter.over
+            await waiter.done
         finally:
             self._waiting.remove(waiter)
 
-    # The loop
-
-    async def look(self) -> None:
-        """Once: what is asked for is under way, and nothing else is."""
-        waiting = list(self._waiting)  # before the store is read: what they wait for was there before
+    async def run_once(self) -> None:
+        """Start the fetches that are requested, and cancel all others."""
+        waiting = list(self._waiting)  # before the store is read: their operations were stored before
         if not self._leads():
             for operation_id in self._tasks.running():
                 self._tasks.cancel(operation_id)
@@ -198,7 +194,7 @@ class Fetches:
             present = {model.id: model.revision for model in await models.list_(tx, names)} if names else {}
         wanted = {operation.id: present.get(operation.backend, "") for operation in opened}
         for operation_id in self._tasks.running():
-            if wanted.get(operation_id) != self._at.get(operation_id):  # cancelled, or of another revision by now
+            if wanted.get(operation_id) != self._revisions.get(operation_id):  # cancelled, or edited
                 self._tasks.cancel(operation_id)
         self._urgent &= wanted.keys()
         for operation in opened:
@@ -206,33 +202,35 @@ class Fetches:
             due = operation.id in self._urgent or (known and is_due(known[0], wanted[operation.id], now))
             if due and operation.id not in self._tasks.running():
                 self._urgent.discard(operation.id)
-                self._at[operation.id] = wanted[operation.id]
-                self._tasks.start(operation.id, partial(self._carry_out, operation.id), name=f"fetch {operation.id}")
-        await self._answer_late([each for each in waiting if each.operation_id not in wanted])
+                self._revisions[operation.id] = wanted[operation.id]
+                self._tasks.start(
+                    operation.id, partial(self._run_operation, operation.id), name=f"fetch {operation.id}"
+                )
+        await self._resolve_waiters([each for each in waiting if each.operation_id not in wanted])
 
-    async def _answer_late(self, waiters: Sequence[_Waiter]) -> None:
-        """Of operations that have ended, here or elsewhere, before they could be told."""
+    async def _resolve_waiters(self, waiters: Sequence[_Waiter]) -> None:
+        """Resolve waiters whose operations have ended, here or on another controller."""
         for waiter in waiters:
             async with self._store.read() as tx:
                 operation = await operations.find(tx, waiter.operation_id)
-            if waiter.over.done():
+            if waiter.done.done():
                 continue
             if operation is not None and operation.outcome == "completed":
-                waiter.over.set_result(None)
+                waiter.done.set_result(None)
             else:
-                waiter.over.set_exception(_taken_back(waiter.operation_id))
+                waiter.done.set_exception(_cancelled_error(waiter.operation_id))
 
-    async def _carry_out(self, operation_id: str) -> None:
+    async def _run_operation(self, operation_id: str) -> None:
         try:
             attempt = await self._begin(operation_id)
             if attempt is not None:
                 await self._end(attempt, await self._try(attempt))
-        except CorralError as error:  # of the store: a later look begins again, with what is on the disk by then
-            log.warning("a fetch goes on later", operation=operation_id, error=error.message)
+        except CorralError as error:  # of the store: a later pass continues with what is on the disk by then
+            log.warning("fetch postponed", operation=operation_id, error=error.message)
         except Exception:
-            log.exception("a fetch goes on later", operation=operation_id)
+            log.exception("fetch postponed", operation=operation_id)
         finally:
-            self._at.pop(operation_id, None)
+            self._revisions.pop(operation_id, None)
 
     async def _begin(self, operation_id: str) -> _Attempt | None:
         """None when there is nothing to do."""
@@ -248,16 +246,16 @@ class Fetches:
                 settle(row, OperationNodeStatus.WITHDRAWN, MODEL_GONE) if model is None else begun(row, model.revision)
             )
             await write_row(tx, operation, row)
-        self._told(operation_id)
+        self._notify(operation_id)
         if model is None:
             return None
-        self._at[operation_id] = model.revision
-        # What cannot be read as a definition has no files; whoever stored it knows of no such word.
+        self._revisions[operation_id] = model.revision
+        # A document that is no valid definition has no files.
         definition = definition_of(model) or Definition(name=model.id, whole=model.definition)
         return _Attempt(operation_id, row.attempt, definition, model.revision)
 
     async def _try(self, attempt: _Attempt) -> int | CorralError:
-        """How many bytes there are now, or what kept them from coming."""
+        """The number of bytes, or the error."""
         try:
             files = await self._fetch(attempt)
         except CorralError as error:
@@ -265,52 +263,52 @@ class Fetches:
             return error
         except Exception:
             log.exception("files of a model could not be fetched", model=attempt.definition.name)
-            return Failed("something went wrong; the controller's log says what")
+            return Failed("an internal error; see the controller's log")
         return sum(file.size_bytes for file in files)
 
     async def _fetch(self, attempt: _Attempt) -> tuple[ReplicaFile, ...]:
         latest = Progress(Phase.RESOLVING)
 
-        def tell(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             nonlocal latest
             latest = progress
             for waiter in self._waiting:
                 if waiter.operation_id == attempt.operation_id:
-                    waiter.tell(progress)
+                    waiter.on_progress(progress)
 
-        async def speak() -> None:
-            told, seq = None, 0
+        async def publish() -> None:
+            published, seq = None, 0
             while True:
-                if latest is not told:
-                    told, seq = latest, seq + 1
-                    await self._say(_event(attempt, latest, seq))
-                await self._clock.sleep(self._pace.tell_s)
+                if latest is not published:
+                    published, seq = latest, seq + 1
+                    await self._publish(_event(attempt, latest, seq))
+                await self._clock.sleep(self._pace.progress_interval_s)
 
         async with unwrapped_task_group() as tasks:
-            speaking = tasks.create_task(speak())
+            publisher = tasks.create_task(publish())
             try:
-                return await self._files.ensure(attempt.definition, tell)
+                return await self._files.ensure(attempt.definition, on_progress)
             finally:
-                speaking.cancel()
+                publisher.cancel()
 
-    async def _say(self, event: InstallProgress) -> None:
+    async def _publish(self, event: InstallProgress) -> None:
         await self._progress.on_progress(event, {"node": CONTROLLER})
-        with contextlib.suppress(CorralError):  # without a bus others see what is written down, once a second
+        with contextlib.suppress(CorralError):  # without a bus other controllers read the stored row, once a second
             await self._bus.publish(INSTALL_PROGRESS, event, node=CONTROLLER, op=event.op_id)
 
-    async def _end(self, attempt: _Attempt, came: int | CorralError) -> None:
-        """Whoever waits is told even if it cannot be written down."""
+    async def _end(self, attempt: _Attempt, outcome: int | CorralError) -> None:
+        """Waiters get the outcome even if it cannot be stored."""
         try:
-            await self._write_end(attempt, came)
+            await self._write_end(attempt, outcome)
         finally:
             for waiter in self._waiting:
-                if waiter.operation_id == attempt.operation_id and not waiter.over.done():
-                    if isinstance(came, CorralError):
-                        waiter.over.set_exception(came)
+                if waiter.operation_id == attempt.operation_id and not waiter.done.done():
+                    if isinstance(outcome, CorralError):
+                        waiter.done.set_exception(outcome)
                     else:
-                        waiter.over.set_result(None)
+                        waiter.done.set_result(None)
 
-    async def _write_end(self, attempt: _Attempt, came: int | CorralError) -> None:
+    async def _write_end(self, attempt: _Attempt, outcome: int | CorralError) -> None:
         async with self._store.write() as tx:
             await revisions.hold(tx, RULES)
             await self._leadership.require(tx, self._lease)
@@ -320,20 +318,20 @@ class Fetches:
                 return
             model = await models.find(tx, operation.backend)
             if model is not None and model.revision != attempt.revision:
-                return  # edited meanwhile: it goes on with other files
+                return  # edited meanwhile: the next attempt fetches other files
             (row,) = self._progress.merge(attempt.operation_id, [stored])
-            if isinstance(came, CorralError):
+            if isinstance(outcome, CorralError):
                 pace, now = self._pace, await tx.now()
-                row = failed(row, came, now, first_s=pace.first_retry_s, cap_s=pace.last_retry_s)
+                row = failed(row, outcome, now, first_s=pace.first_retry_s, cap_s=pace.last_retry_s)
             else:
-                row = fetched(row, came)
+                row = fetched(row, outcome)
             await write_row(tx, operation, row)
-        self._told(attempt.operation_id)
+        self._notify(attempt.operation_id)
 
     def _leads(self) -> bool:
         return self._leadership.epoch(self._lease) != 0
 
-    def _told(self, operation_id: str) -> None:
+    def _notify(self, operation_id: str) -> None:
         self._feed.notify(COUNTER, operation_id)
 
 
@@ -357,6 +355,6 @@ def _event(attempt: _Attempt, progress: Progress, seq: int) -> InstallProgress:
     )
 
 
-def _taken_back(operation_id: str) -> Failed:
+def _cancelled_error(operation_id: str) -> Failed:
     short = operation_id[:8]
-    return Failed(f"operation {short} was cancelled; `corral ops retry {short}` asks for them again")
+    return Failed(f"operation {short} was cancelled; `corral ops retry {short}` fetches the files again")

@@ -18,8 +18,8 @@ from corral.blobs.transfer.remote import TransferBroken, UrlRemote, read_bounded
 from corral.contract.sources import HUB, is_safe_path
 from corral.kit.errors import CorralError, Denied, Failed, Invalid, NotFound, Unreachable
 
-_MOST_BYTES = 64 << 20
-_MOST_FILES = 20_000
+MAX_BYTES = 64 << 20
+MAX_FILES = 20_000
 _TRIES = 3
 
 
@@ -55,7 +55,7 @@ class _Sibling(msgspec.Struct):
     lfs: _Lfs | None = None
 
 
-class _Told(msgspec.Struct):
+class _RepositoryInfo(msgspec.Struct):
     sha: str = ""
     siblings: list[_Sibling] = []
 
@@ -83,7 +83,7 @@ class Hub:
                     if isinstance(judged, ServerRefused):
                         raise self.refused(judged.error)
                     if not isinstance(judged, ServerBusy):
-                        return read_listing(await read_bounded(response, _MOST_BYTES, page.name), repository)
+                        return read_listing(await read_bounded(response, MAX_BYTES, page.name), repository)
                 trouble = judged.why
             except TransferBroken as error:
                 trouble = str(error)
@@ -108,15 +108,15 @@ class Hub:
 def read_listing(document: bytes, repository: str) -> Listing:
     """Pure. Empty files, and those whose names begin with a dot, say nothing to an engine and are left out."""
     try:
-        told = msgspec.json.decode(document, type=_Told)
+        info = msgspec.json.decode(document, type=_RepositoryInfo)
     except msgspec.MsgspecError as error:
         raise Failed(f"the hub's list of {repository} cannot be read: {error}") from error
-    if not told.sha:
+    if not info.sha:
         raise Failed(f"the hub does not say which commit of {repository} it means")
-    if len(told.siblings) > _MOST_FILES:
-        raise Invalid(f"{repository} has {len(told.siblings)} files; at most {_MOST_FILES} make a model")
+    if len(info.siblings) > MAX_FILES:
+        raise Invalid(f"{repository} has {len(info.siblings)} files; at most {MAX_FILES} make a model")
     files = []
-    for each in told.siblings:
+    for each in info.siblings:
         lfs = each.lfs or _Lfs()
         size = lfs.size or each.size or 0
         hidden = any(part.startswith(".") for part in each.rfilename.split("/"))
@@ -127,4 +127,4 @@ def read_listing(document: bytes, repository: str) -> Listing:
         files.append(HubFile(each.rfilename, size, lfs.sha256))
     if not files:
         raise NotFound(f"there are no files in {repository}")
-    return Listing(told.sha, tuple(sorted(files, key=lambda file: file.path)))
+    return Listing(info.sha, tuple(sorted(files, key=lambda file: file.path)))

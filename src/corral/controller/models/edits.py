@@ -1,22 +1,25 @@
-"""What becomes of a model's row when its definition is given anew. Pure."""
+"""Computes a model's row from a new definition, and checks the change. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
 from corral.contract.models import Definition
-from corral.kit.errors import Invalid
+from corral.gallery.models.documents import read_mapping
+from corral.kit.errors import Conflict, Invalid
 from corral.store.tables.models import Model
 
-MOST_BYTES = 256 << 10  # it travels with every order to start a replica
-_MOST_FORMERS = 8
-_WRITTEN_BY_THE_DATABASE = datetime(1970, 1, 1, tzinfo=UTC)
+MAX_BYTES = 256 << 10  # a definition is part of every order to start a replica
+MAX_PREVIOUS_REVISIONS = 8
+SET_BY_DATABASE = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Origin(StrEnum):
+class ModelOrigin(StrEnum):
     PERSON = "person"
     GALLERY = "gallery"
     FILE = "file"
@@ -26,25 +29,25 @@ def next_row(
     before: Model | None,
     definition: Definition,
     *,
-    origin: Origin,
+    origin: ModelOrigin,
     source: str = "",
     by: str = "",
     recreate: bool = False,
 ) -> Model | None:
-    """The row as it shall be; None when it is so already. Raises Invalid for a definition too big to travel."""
-    if len(msgspec.json.encode(definition.whole)) > MOST_BYTES:
-        raise Invalid(f"the definition of {definition.name} has more than {MOST_BYTES >> 10} KiB")
+    """The new row; None when nothing changes. Raises Invalid for a definition that is too large."""
+    if len(msgspec.json.encode(definition.whole)) > MAX_BYTES:
+        raise Invalid(f"the definition of {definition.name} has more than {MAX_BYTES >> 10} KiB")
     revision = definition.revision
     row = Model(
         id=definition.name,
         definition=definition.whole,
         revision=revision,
         origin=origin,
-        created_at=_WRITTEN_BY_THE_DATABASE,
-        updated_at=_WRITTEN_BY_THE_DATABASE,
+        created_at=SET_BY_DATABASE,
+        updated_at=SET_BY_DATABASE,
         source=source,
         created_by=by,
-        previous_revisions=previous_revisions_of(before, revision, recreate=recreate) if before is not None else (),
+        previous_revisions=previous_revisions_after(before, revision, recreate=recreate) if before is not None else (),
     )
     if before is not None and all(getattr(row, key) == getattr(before, key) for key in _COMPARED):
         return None
@@ -54,22 +57,47 @@ def next_row(
 _COMPARED = ("definition", "revision", "origin", "source", "previous_revisions")
 
 
-def previous_revisions_of(before: Model, revision: str, *, recreate: bool) -> tuple[str, ...]:
-    """Whose replicas may answer until one of `revision` can."""
+def previous_revisions_after(before: Model, revision: str, *, recreate: bool) -> tuple[str, ...]:
+    """The revisions whose replicas may serve until one of `revision` is ready."""
     if recreate:
         return ()
     if revision == before.revision:
         return before.previous_revisions
-    # Nobody knows here whether a replica of the last one ever got ready: those before it may still be the ones at work.
+    # It is not known here whether a replica of the last revision ever got ready: earlier ones may still serve.
     earlier = dict.fromkeys((before.revision, *before.previous_revisions))
-    return tuple(each for each in earlier if each != revision)[:_MOST_FORMERS]
+    return tuple(each for each in earlier if each != revision)[:MAX_PREVIOUS_REVISIONS]
 
 
 def check_alias(definition: Definition, others: dict[str, str]) -> None:
-    """`others`: what every other model is an alias of, empty for real ones. One hop, as the contract has it, so that
-    nobody need look for circles."""
+    """`others`: the target of every other alias, empty for real models. An alias of an alias is refused, as the
+    contract says, so that circles cannot arise."""
     if definition.alias and others.get(definition.alias):
         raise Invalid(f"{definition.alias} is itself an alias, of {others[definition.alias]}: name that one")
     pointing = sorted(name for name, target in others.items() if target == definition.name)
     if definition.alias and pointing:
         raise Invalid(f"{definition.name} cannot become an alias: {', '.join(pointing)} stand for it")
+
+
+def read_whole(definition: Mapping[str, Any], text: str) -> dict[str, Any]:
+    if definition and text:
+        raise Invalid("give the definition once: as a mapping or as text")
+    return read_mapping(text.encode(), exact=True) if text else dict(definition)
+
+
+def refuse_if_from_file(model: Model | None) -> None:
+    if model is not None and model.origin == ModelOrigin.FILE:
+        file = model.source.partition("/")[2]
+        raise Conflict(f"{model.id} is defined by the file {file} in the models folder: change that file")
+
+
+def file_notes(model: Model) -> tuple[str, ...]:
+    """For the user who forces the deletion: a folder that is still watched defines the model again."""
+    if model.origin != ModelOrigin.FILE:
+        return ()
+    file = model.source.partition("/")[2]
+    return (f"as long as the file {file} is in a watched models folder, {model.id} comes back: remove that file",)
+
+
+def alias_of(model: Model) -> str:
+    alias = model.definition.get("alias")
+    return alias.strip() if isinstance(alias, str) else ""

@@ -1,12 +1,11 @@
-"""The watched folder: a file that is saved there is a model, a file that goes takes its models with it.
+"""The watched folder: YAML files in it define models, and removing a file removes its models.
 
-Looked at again and again rather than listened to: a folder may be on a network, and a look missed is made up by the
-next. A change counts when it was seen twice, so that nobody meets a file half written, nor one an editor is just
-putting in another's place. While a file moves, models whose files went are kept for a few looks: it may be theirs under
-another name. One that moves without end holds up nobody but itself. A file that is not YAML keeps the models it had,
-and so does an entry that cannot be used: a slip of the hand ends nothing that serves, nor does it after a restart, when
-only the store knows what was there. Each folder has a name of its own, kept in it, and its controller touches only
-models of files in it: another controller's folder is another folder.
+The folder is polled: it may be on a network, and the next pass makes up for a missed one. A change counts when two
+passes saw it, so that no half-written file is read. While a file changes, models whose files disappeared are kept for a
+few passes: it may be their file under another name. A file that changes without end delays only itself. A file that is
+not valid YAML keeps the models it had, and so does an unusable entry: a typing error ends no running model, also not
+after a restart, when only the store knows the models. Each folder has an id, stored in it, and its controller changes
+only models of its files: another controller's folder is another folder.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from corral.contract.models import Definition, read_definition
-from corral.controller.models.edits import Origin
+from corral.controller.models.edits import ModelOrigin
 from corral.controller.models.service import COUNTER, Changes, Models
 from corral.gallery.models.documents import MAX_DEFINITION_BYTES, read_document
 from corral.kit.clock import Clock
@@ -35,32 +34,32 @@ from corral.store.tables import models, revisions
 
 log = get_log(__name__)
 
-_MARK = ".corral-folder"
-_PATIENCE = 5  # looks
+ID_FILE = ".corral-folder"
+MAX_MOVING_PASSES = 5
 _COMPANIONS = ("mmproj", "draft_model", "lora_adapter", "lora_base")
 
-Print = tuple[int, int, int]  # inode, size, mtime: what differs when a file was changed
+Fingerprint = tuple[int, int, int]  # inode, size, mtime: what differs when a file was changed
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is in the folder."""
+class FolderListing:
+    """The YAML files of the folder."""
 
     id: str
-    prints: Mapping[str, Print]
+    fingerprints: Mapping[str, Fingerprint]
 
 
 @dataclass
 class _File:
-    """What one file came to when it was last read."""
+    """One file as it was last read."""
 
-    print: Print
+    fingerprint: Fingerprint
     definitions: tuple[Definition, ...] = ()
     problems: tuple[str, ...] = field(default=())
-    unclear: frozenset[str] | None = frozenset()  # models it says something unusable of; None: nobody knows which
+    unusable: frozenset[str] | None = frozenset()  # models with unusable entries; None: unknown which
 
-    def may_mean(self, model: str) -> bool:
-        return self.unclear is None or model in self.unclear
+    def may_define(self, model: str) -> bool:
+        return self.unusable is None or model in self.unusable
 
 
 class ModelsFolder:
@@ -75,53 +74,55 @@ class ModelsFolder:
         self._changes = changes
         self._clock = clock
         self._interval_s = interval_s
-        self._before: Look | None = None
+        self._before: FolderListing | None = None
         self._files: dict[str, _File] = {}
-        self._moving_for = 0  # looks, one after the other, in which some file was another than in the one before
-        self._unwritten = False  # files were read that the store has not heard of
+        self._moving_for = 0  # consecutive passes in which some file changed
+        self._has_unwritten = False  # files were read that are not stored yet
         self._seen = -1  # the counter of models when the folder and the store last agreed
 
     async def run(self) -> None:
-        await run_every("models folder", self._interval_s, self.look, clock=self._clock)
+        await run_every("models folder", self._interval_s, self.run_once, clock=self._clock)
 
     @property
     def problems(self) -> dict[str, tuple[str, ...]]:
-        """By file: what of it cannot be used."""
+        """By file: its unusable entries."""
         return {name: file.problems for name, file in sorted(self._files.items()) if file.problems}
 
-    async def look(self) -> None:
-        """Once. What is new, changed or gone counts from the second time on it is seen so."""
-        seen = await asyncio.to_thread(look_into, self._folder)
+    async def run_once(self) -> None:
+        """A new, changed or removed file counts from the second pass that sees it."""
+        seen = await asyncio.to_thread(list_folder, self._folder)
         before, self._before = self._before, seen
         if seen is None or before is None or before.id != seen.id:
             return
-        steady = {name: mark for name, mark in seen.prints.items() if before.prints.get(name) == mark}
-        moving = seen.prints.keys() - steady.keys()
-        gone = {name for name in self._files if name not in seen.prints and name not in before.prints}
-        changed = {name for name, mark in steady.items() if name not in self._files or self._files[name].print != mark}
+        steady = {name: mark for name, mark in seen.fingerprints.items() if before.fingerprints.get(name) == mark}
+        moving = seen.fingerprints.keys() - steady.keys()
+        gone = {name for name in self._files if name not in seen.fingerprints and name not in before.fingerprints}
+        changed = {
+            name for name, mark in steady.items() if name not in self._files or self._files[name].fingerprint != mark
+        }
         for name in changed:
             self._files[name] = await asyncio.to_thread(
                 _read_file, self._folder / name, steady[name], self._files.get(name)
             )
-            self._unwritten = True
+            self._has_unwritten = True
             for problem in self._files[name].problems:
                 log.warning("model in a file cannot be used", file=name, problem=problem)
         for name in gone:
             del self._files[name]
-            self._unwritten = True
+            self._has_unwritten = True
         self._moving_for = self._moving_for + 1 if moving else 0
-        gone_for_good = not moving or self._moving_for > _PATIENCE
-        await self._carry_over(seen.id, moving if gone_for_good else None)
+        gone_for_good = not moving or self._moving_for > MAX_MOVING_PASSES
+        await self._apply(seen.id, moving if gone_for_good else None)
 
-    async def _carry_over(self, folder_id: str, moving: Collection[str] | None) -> None:
+    async def _apply(self, folder_id: str, moving: Collection[str] | None) -> None:
         """Also what somebody else changed meanwhile: what files say holds. `moving`: files whose models are kept though
         they may not have been read yet; None: no model goes."""
         async with self._store.read() as tx:
             counter = (await revisions.read_all(tx)).get(COUNTER, 0)
-        if not self._unwritten and counter == self._seen:
+        if not self._has_unwritten and counter == self._seen:
             return
-        written, removed = await self._write(wanted_of(folder_id, self._files), folder_id, moving)
-        self._unwritten = moving is None
+        written, removed = await self._write(models_in(folder_id, self._files), folder_id, moving)
+        self._has_unwritten = moving is None
         async with self._store.read() as tx:
             self._seen = (await revisions.read_all(tx)).get(COUNTER, 0)
         for name in (*written, *removed):
@@ -135,10 +136,12 @@ class ModelsFolder:
         async with self._store.write() as tx:
             await revisions.hold(tx, COUNTER)
             ours = [
-                row for row in await models.list_of_origin(tx, Origin.FILE) if row.source.startswith(f"{folder_id}/")
+                row
+                for row in await models.list_of_origin(tx, ModelOrigin.FILE)
+                if row.source.startswith(f"{folder_id}/")
             ]
             for row in ours:
-                if row.id not in wanted and not self._may_be_there(row, moving):
+                if row.id not in wanted and not self._may_still_exist(row, moving):
                     await models.delete(tx, row.id)
                     removed.append(row.id)
             for name, (definition, source) in wanted.items():
@@ -151,13 +154,13 @@ class ModelsFolder:
                 await revisions.bump(tx, COUNTER)
         return written, removed
 
-    def _may_be_there(self, row: models.Model, moving: Collection[str] | None) -> bool:
-        """Nobody can say yet that its file has let go of it."""
+    def _may_still_exist(self, row: models.Model, moving: Collection[str] | None) -> bool:
+        """Whether its file may still define it."""
         name = row.source.partition("/")[2]
-        return moving is None or name in moving or (name in self._files and self._files[name].may_mean(row.id))
+        return moving is None or name in moving or (name in self._files and self._files[name].may_define(row.id))
 
 
-def wanted_of(folder_id: str, files: Mapping[str, _File]) -> dict[str, tuple[Definition, str]]:
+def models_in(folder_id: str, files: Mapping[str, _File]) -> dict[str, tuple[Definition, str]]:
     """Every model of every file; of two of one name the file that comes first by its own name counts."""
     found: dict[str, tuple[Definition, str]] = {}
     for name in sorted(files):
@@ -166,47 +169,47 @@ def wanted_of(folder_id: str, files: Mapping[str, _File]) -> dict[str, tuple[Def
     return found
 
 
-def look_into(folder: Path) -> Look | None:
-    """None for a folder that is not there: one that could not be mounted has not lost its models."""
+def list_folder(folder: Path) -> FolderListing | None:
+    """None for a missing folder: one that is not mounted keeps its models."""
     try:
-        prints = {}
+        fingerprints = {}
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith(".") or not entry.name.endswith((".yaml", ".yml")) or not entry.is_file():
                     continue
                 stat = entry.stat()
-                prints[entry.name] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        return Look(folder_id(folder), prints)
+                fingerprints[entry.name] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        return FolderListing(folder_id(folder), fingerprints)
     except FileNotFoundError:
         return None
 
 
 def folder_id(folder: Path) -> str:
-    """Written into it the first time; where that is not allowed, made out of where it is."""
-    mark = folder / _MARK
+    """Stored in the folder; derived from host and path where it cannot be written."""
+    mark = folder / ID_FILE
     try:
         if known := mark.read_text(encoding="ascii").strip()[:64]:
             return known
     except FileNotFoundError:
         pass
     except (OSError, UnicodeDecodeError):
-        return _made_out(folder)
+        return _derived_id(folder)
     try:
         with open(mark, "x", encoding="ascii") as file:
             file.write(made := secrets.token_hex(8))
         return made
-    except FileExistsError:  # another was quicker; the next look finds it
-        return _made_out(folder)
+    except FileExistsError:  # another process was faster; the next pass reads it
+        return _derived_id(folder)
     except OSError:
-        return _made_out(folder)
+        return _derived_id(folder)
 
 
-def _made_out(folder: Path) -> str:
+def _derived_id(folder: Path) -> str:
     return hashlib.sha256(f"{socket.gethostname()}:{folder.resolve()}".encode()).hexdigest()[:16]
 
 
-def _read_file(path: Path, mark: Print, before: _File | None) -> _File:
-    """One that cannot be read as YAML keeps what it said before."""
+def _read_file(path: Path, mark: Fingerprint, before: _File | None) -> _File:
+    """A file that is not valid YAML keeps its definitions."""
     kept = before.definitions if before is not None else ()
     try:
         if mark[1] > MAX_DEFINITION_BYTES:
@@ -217,10 +220,10 @@ def _read_file(path: Path, mark: Print, before: _File | None) -> _File:
         document = read_document(text)
         definitions = tuple(with_local_files(definition, path.parent) for definition in document.definitions)
     except (CorralError, OSError) as error:
-        return _File(mark, kept, (error.message if isinstance(error, CorralError) else str(error),), unclear=None)
+        return _File(mark, kept, (error.message if isinstance(error, CorralError) else str(error),), unusable=None)
     about = frozenset(problem.name for problem in document.problems)
     problems = tuple(str(problem) for problem in document.problems)
-    return _File(mark, definitions, problems, unclear=None if "" in about else about)
+    return _File(mark, definitions, problems, unusable=None if "" in about else about)
 
 
 def with_local_files(definition: Definition, folder: Path) -> Definition:

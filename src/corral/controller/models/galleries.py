@@ -1,18 +1,17 @@
-"""What `gallery/models` knows, as the service of models asks for it (`catalogue.py`): variants are chosen for the nodes
-the fleet has now."""
+"""Serves the model galleries to the model service: variants are chosen for the present nodes of the fleet."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
 from corral.contract.hardware import DEFAULT
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.models import Definition
-from corral.controller.models.near import UnknownModel, suggestions_for
+from corral.controller.models.suggestions import UnknownModel, suggestions_for
 from corral.gallery.backends.factory import GalleryOptions
 from corral.gallery.models.entries import ModelEntry
 from corral.gallery.models.library import ModelLibrary, NotInGalleries, make_model_library
@@ -22,8 +21,29 @@ from corral.store.engine.transactions import Store
 from corral.store.tables import nodes
 
 
+class ModelCatalogue(Protocol):
+    """The galleries, as the model service needs them."""
+
+    async def available(self) -> Sequence[ModelEntry]:
+        """All entries, in the order of the galleries, without those of unreadable galleries."""
+
+    async def find(self, query: str) -> ModelEntry:
+        """By name or gallery@name. Raises NotFound with similar names, Unavailable when its gallery does not answer."""
+
+    async def define(
+        self, entry: ModelEntry, *, variant: str = "", name: str = "", overrides: Mapping[str, Any] | None = None
+    ) -> Definition:
+        """The definition. Raises NotFound for an unknown variant, Invalid for an unusable entry."""
+
+    async def refresh(self) -> None:
+        """Have the next call read the galleries again."""
+
+    def unread(self) -> Mapping[str, str]:
+        """Galleries that could not be read last time, and why."""
+
+
 class ModelGalleries:
-    """Fits `catalogue.ModelCatalogue`."""
+    """Implements `ModelCatalogue`."""
 
     def __init__(self, store: Store, library: ModelLibrary) -> None:
         self._store = store

@@ -25,7 +25,7 @@ log = get_log(__name__)
 COUNTER = "schedules"
 _POLICIES = ("", "round_robin", "prefix_cache")
 _KEPT = ("route_policy", "balance_abs_threshold", "balance_rel_threshold", "min_prefix_match")
-_MOST_REPLICAS = 10_000
+MAX_REPLICAS = 10_000
 
 
 class Schedules:
@@ -42,7 +42,7 @@ class Schedules:
             return schedule_view(await model_schedules.get(tx, model))
 
     async def put(self, body: ScheduleBody) -> ScheduleView:
-        """Raises Invalid for what cannot be meant."""
+        """Raises Invalid for an impossible schedule."""
         async with self._store.write() as tx:
             row = await models.find(tx, body.model_name)
             if row is not None and row.definition.get("alias"):
@@ -55,7 +55,7 @@ class Schedules:
         return schedule_view(written)
 
     async def delete(self, model: str) -> bool:
-        """False when there was none: the contract does not mind."""
+        """False when there was none, which is no error by the contract."""
         async with self._store.write() as tx:
             gone = await model_schedules.delete(tx, model)
             if gone:
@@ -109,8 +109,8 @@ def next_schedule(before: Schedule | None, body: ScheduleBody) -> Schedule:
 
 def _check(schedule: Schedule) -> None:
     least, most = schedule.min_replicas, schedule.max_replicas
-    if not 0 <= least <= _MOST_REPLICAS or not 0 <= most <= _MOST_REPLICAS:
-        raise Invalid(f"min_replicas and max_replicas are between 0 and {_MOST_REPLICAS}")
+    if not 0 <= least <= MAX_REPLICAS or not 0 <= most <= MAX_REPLICAS:
+        raise Invalid(f"min_replicas and max_replicas are between 0 and {MAX_REPLICAS}")
     if most and least > most:
         raise Invalid(f"min_replicas ({least}) is more than max_replicas ({most}); 0 as the most means no bound")
     if schedule.spread_all and (least or most):
@@ -132,7 +132,7 @@ class _Given(ScheduleBody, frozen=True):
 
 
 def read_given(items: Iterable[Mapping[str, Any]]) -> tuple[ScheduleBody, ...]:
-    """Raises Invalid naming the one that cannot be meant."""
+    """Raises Invalid and names the impossible schedule."""
     found = []
     for position, item in enumerate(items, 1):
         try:
@@ -140,13 +140,13 @@ def read_given(items: Iterable[Mapping[str, Any]]) -> tuple[ScheduleBody, ...]:
         except msgspec.ValidationError as error:
             raise Invalid(f"schedule {position}: {error}") from error
         body = ScheduleBody(**{key: getattr(given, key) for key in ScheduleBody.__struct_fields__})
-        body = msgspec.structs.replace(body, spread_all=body.spread_all or _means_all(given.replicas, position))
+        body = msgspec.structs.replace(body, spread_all=body.spread_all or _is_spread_all(given.replicas, position))
         next_schedule(None, body)
         found.append(body)
     return tuple(found)
 
 
-def _means_all(replicas: object, position: int) -> bool:
+def _is_spread_all(replicas: object, position: int) -> bool:
     if isinstance(replicas, str):
         replicas = replicas.strip().lower()
     if replicas in ("all", "true") or replicas is True:

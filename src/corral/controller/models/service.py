@@ -1,7 +1,7 @@
-"""The models of the fleet: installed, edited, deleted, shown. A model is its definition and nothing else; that it runs
-somewhere, and where, is the business of `loads/` and `replicas/`, which look here for what should be.
+"""The models of the fleet: install, edit, delete, show. A model is its definition and nothing else; `replicas/` reads
+it and decides where the model runs.
 
-Every change raises the counter `models` (`store.revisions`): whoever must know is woken by it, gateways included.
+Every change raises the counter `models` (`store.revisions`), which wakes its subscribers, gateways included.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -17,13 +17,20 @@ from corral.contract.catalogue import AvailableModel, EditModel, InstallModel, M
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.messages.replicas import ReplicaState
 from corral.contract.models import Definition, deleted_revision, read_definition
-from corral.controller.models.catalogue import ModelCatalogue
-from corral.controller.models.edits import Origin, check_alias, next_row
-from corral.controller.models.near import UnknownModel, misspelt, unknown_model
+from corral.controller.models.edits import (
+    ModelOrigin,
+    alias_of,
+    check_alias,
+    file_notes,
+    next_row,
+    read_whole,
+    refuse_if_from_file,
+)
+from corral.controller.models.galleries import ModelCatalogue
 from corral.controller.models.schedules import COUNTER as SCHEDULES
+from corral.controller.models.suggestions import UnknownModel, misspelled_fields, unknown_model
 from corral.controller.models.views import FilesMeasured, available_view, definition_of, model_view, ready_by_model
 from corral.gallery.models.definition import merged
-from corral.gallery.models.documents import read_mapping
 from corral.kit.errors import Conflict, CorralError, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.redact import restore
@@ -36,7 +43,7 @@ from corral.store.tables.models import Model
 log = get_log(__name__)
 
 COUNTER = "models"
-_NOTES_S = 2.0  # nobody waits longer for a gallery only to be told that it does not know a backend
+MAX_NOTES_S = 2.0  # a gallery lookup that only adds a note may take so long
 
 
 class Changes(Protocol):
@@ -45,7 +52,7 @@ class Changes(Protocol):
 
 
 class BackendNames(Protocol):
-    async def look_up(self, asked: BackendRequest) -> object:
+    async def look_up(self, request: BackendRequest) -> object:
         """Raises NotFound for a backend no gallery has."""
 
 
@@ -78,7 +85,7 @@ class Models:
         return definition_of(model) if model is not None else None
 
     async def meant(self, name: str) -> str:
-        """The model a name is for: what it stands for, else itself. Raises NotFound with names that are near."""
+        """The model a name is for: what it stands for, else itself. Raises NotFound with similar names."""
         definition = await self.definition(name)
         if definition is None:
             return (await self.view(name)).id  # one that an earlier release stored is itself
@@ -100,22 +107,22 @@ class Models:
             except Conflict:  # somebody else made one of that name in between
                 called = _own_name(name)
             except UnknownModel as error:
-                raise NotFound(await self._not_there(name, error.known, error.unread)) from error
+                raise NotFound(await self._unknown_model_text(name, error.known, error.unread)) from error
             found = await self.definition(called)
         if found is not None and found.alias:
             found = await self.definition(found.alias)
         if found is None:
-            raise NotFound(await self._not_there(name))
+            raise NotFound(await self._unknown_model_text(name))
         return found
 
-    async def install(self, asked: InstallModel, *, by: str = "") -> ModelChanged:
+    async def install(self, request: InstallModel, *, by: str = "") -> ModelChanged:
         """Raises Conflict when there is another model of that name, unless it is to be replaced."""
-        definition, origin, source = await self._asked_for(asked)
+        definition, origin, source = await self._resolve_request(request)
         async with self._changing() as tx:
             before = await models.find(tx, definition.name)
-            _refuse_if_of_a_file(before)
+            refuse_if_from_file(before)
             same = before is not None and (before.source == source != "" or before.definition == definition.whole)
-            if before is not None and not asked.replace:
+            if before is not None and not request.replace:
                 if not same:
                     raise Conflict(
                         f"there is a model {definition.name} already; edit it, replace it, or give this another name"
@@ -124,29 +131,34 @@ class Models:
                 after = None
             else:
                 after = await self._write(
-                    tx, before, definition, origin=origin, source=source, by=by, recreate=asked.recreate
+                    tx, before, definition, origin=origin, source=source, by=by, recreate=request.recreate
                 )
                 await self._bump(tx, after)
         verb = "installed" if before is None else "replaced"
         return await self._changed(before, after, verb, definition)
 
-    async def edit(self, model_id: str, asked: EditModel) -> ModelChanged:
+    async def edit(self, model_id: str, request: EditModel) -> ModelChanged:
         """Raises Conflict when `row_version` is not the model's any more."""
-        whole = _whole_of(asked.definition, asked.text)
-        if bool(whole) == bool(asked.changes):
+        whole = read_whole(request.definition, request.text)
+        if bool(whole) == bool(request.changes):
             raise Invalid("give either a whole definition or changes to it")
         async with self._changing() as tx:
             before = await self._get(tx, model_id)
-            _refuse_if_of_a_file(before)
-            if asked.row_version and asked.row_version != before.row_version:
+            refuse_if_from_file(before)
+            if request.row_version and request.row_version != before.row_version:
                 raise Conflict(f"{model_id} was changed meanwhile: read it again")
-            wanted = restore(whole or merged(before.definition, asked.changes), before.definition)
+            wanted = restore(whole or merged(before.definition, request.changes), before.definition)
             wanted = {"name": model_id} | wanted
             definition = read_definition(wanted)
             if definition.name != model_id:
                 raise Invalid("a model keeps its name: install it under the other name, then delete this one")
             after = await self._write(
-                tx, before, definition, origin=Origin(before.origin), source=before.source, recreate=asked.recreate
+                tx,
+                before,
+                definition,
+                origin=ModelOrigin(before.origin),
+                source=before.source,
+                recreate=request.recreate,
             )
             await self._bump(tx, after)
         return await self._changed(before, after, "edited", definition)
@@ -156,7 +168,7 @@ class Models:
         async with self._changing() as tx:
             before = await self._get(tx, model_id)
             if not force:
-                _refuse_if_of_a_file(before)
+                refuse_if_from_file(before)
                 if pointing := await self._aliases_of(tx, model_id):
                     stand, them = ("stands", "it") if len(pointing) == 1 else ("stand", "them")
                     names = ", ".join(pointing)
@@ -174,14 +186,14 @@ class Models:
             pending_cleanup=await self._pending(model_id, ""),
             message=f"{model_id} deleted" + (", with its schedule" if scheduled else ""),
             changed=True,
-            notes=_returns_with_its_file(before),
+            notes=file_notes(before),
         )
 
     async def put_of_file(self, tx: Transaction, definition: Definition, source: str) -> bool:
         """A file says so, and takes over whatever was there. False when it was so; else the caller raises the counter
         when it has done with the file."""
         before = await models.find(tx, definition.name)
-        after = await self._write(tx, before, definition, origin=Origin.FILE, source=source)
+        after = await self._write(tx, before, definition, origin=ModelOrigin.FILE, source=source)
         return after is not None
 
     async def list_views(self) -> list[ModelView]:
@@ -218,7 +230,7 @@ class Models:
     async def available(self, term: str = "") -> list[AvailableModel]:
         entries = await self._catalogue.available()
         async with self._store.read() as tx:
-            installed = {row.source for row in await models.list_(tx) if row.origin == Origin.GALLERY}
+            installed = {row.source for row in await models.list_(tx) if row.origin == ModelOrigin.GALLERY}
         words = term.lower().split()
         shown = [available_view(entry, installed) for entry in entries]
         return [each for each in shown if all(word in _searched(each) for word in words)]
@@ -228,35 +240,35 @@ class Models:
         entry = await self._catalogue.find(name)
         definition = await self._catalogue.define(entry)
         async with self._store.read() as tx:
-            installed = {row.source for row in await models.list_(tx) if row.origin == Origin.GALLERY}
+            installed = {row.source for row in await models.list_(tx) if row.origin == ModelOrigin.GALLERY}
         shown = available_view(entry, installed)
         return msgspec.structs.replace(
             shown, backend=definition.backend, files=len(definition.files), definition=dict(definition.whole)
         )
 
-    async def defined_by(self, asked: InstallModel) -> Definition:
+    async def defined_by(self, request: InstallModel) -> Definition:
         """What it would install, without doing so."""
-        return (await self._asked_for(asked))[0]
+        return (await self._resolve_request(request))[0]
 
     async def users_of(self, backend: str) -> list[str]:
         """Models that name this backend."""
         return [name for name, found in (await self.definitions()).items() if found.backend == backend]
 
-    async def _asked_for(self, asked: InstallModel) -> tuple[Definition, Origin, str]:
-        whole = _whole_of(asked.definition, asked.text)
-        if bool(whole) == bool(asked.model):
+    async def _resolve_request(self, request: InstallModel) -> tuple[Definition, ModelOrigin, str]:
+        whole = read_whole(request.definition, request.text)
+        if bool(whole) == bool(request.model):
             raise Invalid("say which model of a gallery, or give a definition")
-        if asked.model:
-            entry = await self._catalogue.find(asked.model)
+        if request.model:
+            entry = await self._catalogue.find(request.model)
             definition = await self._catalogue.define(
-                entry, variant=asked.variant, name=asked.name, overrides=asked.overrides
+                entry, variant=request.variant, name=request.name, overrides=request.overrides
             )
-            return definition, Origin.GALLERY, entry.id
-        if asked.variant:
+            return definition, ModelOrigin.GALLERY, entry.id
+        if request.variant:
             raise Invalid("variants are a gallery's")
-        whole = merged(whole, asked.overrides)
-        definition = read_definition(whole | {"name": asked.name} if asked.name else whole)
-        return await self._restored(definition), Origin.PERSON, ""
+        whole = merged(whole, request.overrides)
+        definition = read_definition(whole | {"name": request.name} if request.name else whole)
+        return await self._restored(definition), ModelOrigin.PERSON, ""
 
     async def _restored(self, definition: Definition) -> Definition:
         """An exported definition hides users and passwords: those that are stored for this model still hold."""
@@ -271,7 +283,7 @@ class Models:
         before: Model | None,
         definition: Definition,
         *,
-        origin: Origin,
+        origin: ModelOrigin,
         source: str,
         by: str = "",
         recreate: bool = False,
@@ -279,7 +291,7 @@ class Models:
         row = next_row(before, definition, origin=origin, source=source, by=by, recreate=recreate)
         if row is None:
             return None
-        others = {each.id: _alias_of(each) for each in await models.list_(tx) if each.id != row.id}
+        others = {each.id: alias_of(each) for each in await models.list_(tx) if each.id != row.id}
         check_alias(definition, others)
         return await models.put(tx, row)
 
@@ -320,7 +332,7 @@ class Models:
         if not definition.backend:
             return ("its definition names no backend, so nothing can serve it",)
         return (
-            *misspelt(definition.whole),
+            *misspelled_fields(definition.whole),
             *await self._notes_on_stand_in(definition),
             *await self.notes_on_backend(definition),
         )
@@ -336,7 +348,7 @@ class Models:
         if self._backends is None:
             return ()
         try:
-            async with asyncio.timeout(_NOTES_S):
+            async with asyncio.timeout(MAX_NOTES_S):
                 await self._backends.look_up(BackendRequest(definition.backend))
         except NotFound as error:
             async with self._store.read() as tx:
@@ -349,15 +361,15 @@ class Models:
 
     async def _pending(self, model_id: str, revision: str) -> bool:
         async with self._store.read() as tx:
-            told = await node_backends.list_processes(tx)
+            reports = await node_backends.list_processes(tx)
         return any(
             process.model == model_id and process.revision != revision and process.state != ReplicaState.FAILED
-            for row in told.values()
+            for row in reports.values()
             for process in row.processes
         )
 
     async def _aliases_of(self, tx: Transaction, model_id: str) -> list[str]:
-        return [row.id for row in await models.list_(tx) if _alias_of(row) == model_id]
+        return [row.id for row in await models.list_(tx) if alias_of(row) == model_id]
 
     async def _get(self, tx: Transaction, model_id: str) -> Model:
         row = await models.find(tx, model_id)
@@ -365,7 +377,9 @@ class Models:
             raise NotFound(unknown_model(model_id, [each.id for each in await models.list_(tx)]))
         return row
 
-    async def _not_there(self, name: str, more: Sequence[str] = (), unread: Mapping[str, str] | None = None) -> str:
+    async def _unknown_model_text(
+        self, name: str, more: Sequence[str] = (), unread: Mapping[str, str] | None = None
+    ) -> str:
         """`more`: names galleries have."""
         async with self._store.read() as tx:
             return unknown_model(name, [*await models.list_ids(tx), *more], unread)
@@ -374,38 +388,13 @@ class Models:
 async def _ready(tx: Transaction) -> dict[str, int]:
     """By model, how many processes can answer. What a node said before it was gone does not count."""
     gone = {node.id for node in await nodes.list_outlines(tx) if node.status == NodeStatus.OFFLINE}
-    told = await node_backends.list_processes(tx)
-    return ready_by_model(row for node_id, row in told.items() if node_id not in gone)
-
-
-def _whole_of(definition: Mapping[str, Any], text: str) -> dict[str, Any]:
-    if definition and text:
-        raise Invalid("give the definition once: as a mapping or as text")
-    return read_mapping(text.encode(), exact=True) if text else dict(definition)
-
-
-def _refuse_if_of_a_file(model: Model | None) -> None:
-    if model is not None and model.origin == Origin.FILE:
-        file = model.source.partition("/")[2]
-        raise Conflict(f"{model.id} is defined by the file {file} in the models folder: change that file")
-
-
-def _returns_with_its_file(model: Model) -> tuple[str, ...]:
-    """Said to whoever deletes a model all the same: a folder that is still watched brings it back."""
-    if model.origin != Origin.FILE:
-        return ()
-    file = model.source.partition("/")[2]
-    return (f"as long as the file {file} is in a watched models folder, {model.id} comes back: remove that file",)
+    reports = await node_backends.list_processes(tx)
+    return ready_by_model(row for node_id, row in reports.items() if node_id not in gone)
 
 
 def _own_name(query: str) -> str:
     """gallery@name is called name here."""
     return query.rpartition("@")[2]
-
-
-def _alias_of(model: Model) -> str:
-    alias = model.definition.get("alias")
-    return alias.strip() if isinstance(alias, str) else ""
 
 
 def _searched(entry: AvailableModel) -> str:

@@ -1,4 +1,4 @@
-"""Models and schedules as people and gateways see them. Pure."""
+"""Views of models and schedules for the API and for gateways. Pure, except for one log line."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from corral.store.tables.node_backends import Processes
 log = get_log(__name__)
 
 _ROUND_ROBIN = "round_robin"
-# Of models that cannot be used, the revision of which that was said: they are read many times a minute, for as long as
-# they are there.
-_told: dict[str, str] = {}
+# By unusable model, the revision that was logged: rows are read many times a minute.
+_logged: dict[str, str] = {}
 
 
 def definition_of(model: Model) -> Definition | None:
-    """None for one that an earlier release stored and this one cannot mean; it is told in the log, once."""
+    """None for a definition that an earlier release stored and this one cannot read; logged once."""
     try:
         return read_definition(model.definition)
     except Invalid as error:
-        if _told.get(model.id) != model.revision:
-            _told[model.id] = model.revision
+        if _logged.get(model.id) != model.revision:
+            _logged[model.id] = model.revision
             log.warning("stored model cannot be used", model=model.id, error=error.message)
         return None
 
@@ -121,9 +120,9 @@ def available_view(entry: ModelEntry, installed: Collection[str]) -> AvailableMo
     )
 
 
-def ready_by_model(told: Iterable[Processes]) -> dict[str, int]:
+def ready_by_model(reports: Iterable[Processes]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for row in told:
+    for row in reports:
         for process in row.processes:
             if process.model and process.state == ReplicaState.READY:
                 found[process.model] = found.get(process.model, 0) + 1
@@ -131,12 +130,12 @@ def ready_by_model(told: Iterable[Processes]) -> dict[str, int]:
 
 
 def view_models(models: Iterable[Model], schedules: Mapping[str, Schedule]) -> tuple[ViewModel, ...]:
-    """As gateways are told. One that cannot be used is left out: whoever asks for it is told there is none."""
-    told = []
+    """For gateways. Unusable models are left out: requests for them get 404."""
+    found = []
     for model in models:
         if (definition := definition_of(model)) is not None:
-            told.append(_view_model(model, definition, schedules.get(definition.alias or model.id)))
-    return tuple(told)
+            found.append(_view_model(model, definition, schedules.get(definition.alias or model.id)))
+    return tuple(found)
 
 
 def _view_model(model: Model, definition: Definition, schedule: Schedule | None) -> ViewModel:
@@ -158,8 +157,8 @@ def _view_model(model: Model, definition: Definition, schedule: Schedule | None)
 
 def policy_of(schedule: Schedule) -> ViewPolicy | None:
     """None: nothing of it differs from the fleet's. Where only a threshold is set, the policy is the contract's own."""
-    told = (schedule.balance_abs_threshold, schedule.balance_rel_threshold, schedule.min_prefix_match)
-    if not schedule.route_policy and not any(told):
+    thresholds = (schedule.balance_abs_threshold, schedule.balance_rel_threshold, schedule.min_prefix_match)
+    if not schedule.route_policy and not any(thresholds):
         return None
     usual = ViewPolicy()
     return ViewPolicy(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from corral.contract.loads import LoadState, LoadStatus
 from corral.contract.models import Definition
 from corral.controller.inventory.routing import read_routing
-from corral.controller.models.near import unknown_model
+from corral.controller.models.suggestions import unknown_model
 from corral.controller.replicas import load_jobs as jobs
 from corral.controller.replicas.lifecycle import mark_leaving
 from corral.controller.replicas.load_jobs import Cooldown

@@ -15,8 +15,7 @@ from corral.contract.models import Definition
 from corral.controller.backends.catalogue import MachineKind
 from corral.controller.backends.rules import Unwanted, Wanted, fold, without_overruled
 from corral.controller.backends.world import TargetKey
-from corral.controller.files.member_uris import is_member, parse_member
-from corral.controller.files.wanted import is_archive, still_meant
+from corral.controller.files.required_files import current_files, is_archive, is_member, parse_member
 from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.inventory.installed import find_installed, names_in
 from corral.controller.inventory.records import ProcessActivity
@@ -182,7 +181,7 @@ async def _read_models(tx: Transaction, snapshot: FleetSnapshot, idle_unload_s: 
         definition = definition_of(row)
         if definition is None or definition.alias:
             continue
-        stored = still_meant(definition, files.get(row.id, []))
+        stored = current_files(definition, files.get(row.id, []))
         schedule = schedules.get(row.id)
         job = snapshot.jobs.get(row.id)
         snapshot.definitions[row.id] = definition

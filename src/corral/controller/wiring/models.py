@@ -1,4 +1,4 @@
-"""The parts of the catalogue, put together: what `main.py` starts and the API's doors use."""
+"""Assembles the model catalogue: galleries, the model service, schedules and the watched folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModelParts:
         return (self.folder,)
 
     def notices(self) -> list[str]:
-        """What a person should mend."""
+        """Problems that a user should fix."""
         return [
             f"{name} in the models folder: {problem}"
             for name, problems in self.folder.problems.items()

@@ -15,9 +15,9 @@ from corral.blobs.progress import FilesProgress, Progress
 from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import read_definition
-from corral.controller.files.door import Certificate, told_url
-from corral.controller.files.origins import Origins, OriginSettings
-from corral.controller.files.wanted import on_a_worker, still_meant, wanted_files, wanted_snapshots
+from corral.controller.files.blob_listener import Certificate, default_url
+from corral.controller.files.file_resolver import FileResolver, ResolverSettings
+from corral.controller.files.required_files import current_files, required_files, required_snapshots, worker_files
 from corral.controller.models.folder import with_local_files
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.errors import Invalid
@@ -27,7 +27,7 @@ from corral.store.tables.model_files import StoredFile
 
 def wanted(folder: Path | None = None, **words: Any) -> list[tuple[str, str]]:
     definition = read_definition({"name": "m", "backend": "b"} | words)
-    return [(file.path, file.uri) for file in wanted_files(definition, folder)]
+    return [(file.path, file.uri) for file in required_files(definition, folder)]
 
 
 FILES = [{"filename": "a.json", "uri": "https://x/a"}, {"filename": "w.gguf", "uri": "https://x/w"}]
@@ -69,7 +69,7 @@ async def test_whatever_weights_beside_a_definition_are_called_they_are_found(tm
         read_definition({"name": "m", "backend": "b", "parameters": {"model": name}}), tmp_path
     )
     nobody: Any = None
-    origins = Origins(nobody, nobody, nobody, OriginSettings(folders=(tmp_path,)))
+    origins = FileResolver(nobody, nobody, nobody, ResolverSettings(folders=(tmp_path,)))
     [file] = definition.files
     found = await origins.find(file)
     assert (file.path, found.name, found.size_bytes) == (name, name, 13)
@@ -78,7 +78,7 @@ async def test_whatever_weights_beside_a_definition_are_called_they_are_found(tm
 def test_a_name_that_no_disk_takes_is_no_file_there(tmp_path: Path) -> None:
     long = "w" * 300
     assert wanted(tmp_path, parameters={"model": long}) == []
-    assert wanted_snapshots(
+    assert required_snapshots(
         read_definition({"name": "m", "backend": "vllm", "parameters": {"model": f"org/{long}"}}), tmp_path
     )
 
@@ -98,12 +98,12 @@ def test_files_in_the_models_folder(tmp_path: Path) -> None:
 
 def test_other_files_are_another_set() -> None:
     one, two = ReplicaFile("w", "sha256:" + "1" * 64, 1), ReplicaFile("w", "sha256:" + "2" * 64, 1)
-    (first,), (again,), (other,) = (on_a_worker("org/m", [file]) for file in (one, one, two))
+    (first,), (again,), (other,) = (worker_files("org/m", [file]) for file in (one, one, two))
     assert first == again
     assert first.path.startswith("org/m/")
     assert first.path.endswith("/w")
     assert first.path != other.path
-    (renamed,) = on_a_worker("org/m", [ReplicaFile("v", one.digest, 1)])
+    (renamed,) = worker_files("org/m", [ReplicaFile("v", one.digest, 1)])
     assert renamed.path.split("/")[2] != first.path.split("/")[2]
 
 
@@ -176,7 +176,7 @@ def test_a_file_that_is_done_is_unpacked_too() -> None:
     ],
 )
 def test_what_workers_are_told(host: str, secure: bool, url: str) -> None:
-    assert told_url(host, 8090, secure=secure) == url
+    assert default_url(host, 8090, secure=secure) == url
 
 
 def test_a_renewed_certificate_is_used(tmp_path: Path) -> None:
@@ -257,4 +257,4 @@ def test_of_what_was_fetched_before_an_edit_only_what_is_still_meant_counts(
         stored("org/repo/a", "huggingface://org/repo@0123/a"),
     ]
     definition = read_definition({"name": "m", "backend": "b"} | words)
-    assert [row.path for row in still_meant(definition, rows)] == kept
+    assert [row.path for row in current_files(definition, rows)] == kept

@@ -15,11 +15,11 @@ import pytest
 from corral.blobs.errors import BadArchive, NoSpace, TooLarge, UnsafeArchive
 from corral.contract.messages.replicas import ReplicaFile
 from corral.controller.files.model_files import ModelFiles
-from corral.controller.files.wanted import still_meant
+from corral.controller.files.required_files import current_files
 from corral.controller.replicas.snapshot import files_known
 from corral.kit.errors import Invalid
 from corral.store.tables import model_files
-from tests.integration.controller.test_files_of_models import Site, listed, site
+from tests.integration.controller.test_model_files import Site, listed, site
 
 __all__ = ["site"]  # a fixture
 
@@ -90,7 +90,7 @@ async def test_what_is_inside_lies_next_to_the_archive_the_weights_first(site: S
 @pytest.mark.parametrize("here", [False, True])
 async def test_the_bar_moves_while_it_is_unpacked(site: Site, monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
     """`here`: the archive lies on the controller already."""
-    monkeypatch.setattr("corral.blobs.sources.context.THREAD_TELL_S", 0.0)
+    monkeypatch.setattr("corral.blobs.sources.context.REPORT_EVERY_S", 0.0)
     uri = site.server.put("/voice.tar", tar({"a.onnx": VOICE * 10}, "w"))
     definition = await site.install(parameters={"model": "voice.tar"}, **listed(("voice.tar", uri)))
     if here:
@@ -153,13 +153,13 @@ async def test_members_stay_while_the_model_needs_them_and_go_with_it(site: Site
     assert files.find("sha256:" + hashlib.sha256(packed).hexdigest()) is None, "the archive itself is not kept"
     async with site.store.read() as tx:
         stored = await model_files.list_(tx)
-    assert sum(row.size_bytes for row in still_meant(definition, stored)) == sum(file.size_bytes for file in got)
-    known = files_known(definition, still_meant(definition, stored))
+    assert sum(row.size_bytes for row in current_files(definition, stored)) == sum(file.size_bytes for file in got)
+    known = files_known(definition, current_files(definition, stored))
     assert known is not None
     assert {file.digest for file in known} == {file.digest for file in got}
 
     other = await site.install(**listed(("other.json", site.server.put("/other.json", b"{}"))))
-    assert still_meant(other, stored) == []
+    assert current_files(other, stored) == []
     await files.ensure(other)
     for blob in site.blobs.list_():
         os.utime(blob.path, (time.time() - 1000, time.time() - 1000))
@@ -174,7 +174,7 @@ async def test_a_member_that_was_lost_and_another_controller(site: Site) -> None
     got = await files.ensure(definition)
     for file in got:
         site.blobs.path(file.digest).unlink()
-    assert await files.bring_back(got[0].digest)
+    assert await files.refetch(got[0].digest)
     assert all(files.find(file.digest) is not None for file in got), "the archive was fetched once for all of them"
     for file in got:
         site.blobs.path(file.digest).unlink()

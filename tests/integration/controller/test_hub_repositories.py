@@ -19,10 +19,10 @@ from corral.blobs.transfer.remote import open_session
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, read_definition
 from corral.controller.access.signing import open_ingress_tokens
+from corral.controller.files.blob_listener import ControllerBlobUrls
+from corral.controller.files.file_resolver import FileResolver, ResolverSettings
 from corral.controller.files.hub import HubSettings
-from corral.controller.files.model_files import ModelFiles, Upkeep
-from corral.controller.files.neighbours import Neighbours
-from corral.controller.files.origins import Origins, OriginSettings
+from corral.controller.files.model_files import FileRetention, ModelFiles
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, NotFound
 from corral.store import Store, open_store
@@ -54,17 +54,17 @@ class Site:
     async def files(self, folder: str = "blobs") -> ModelFiles:
         """Another `folder` is another controller."""
         clock = SystemClock()
-        settings = OriginSettings(hub=HubSettings(self.hub.url, self.token, wait_s=0.01))
+        settings = ResolverSettings(hub=HubSettings(self.hub.url, self.token, wait_s=0.01))
         return ModelFiles(
             self.store,
             BlobStore(self.folder / folder, Fetcher(FetchLimits(tries=2, first_wait_s=0.01))),
-            Origins(self.session, None, None, settings),  # type: ignore[arg-type]
+            FileResolver(self.session, None, None, settings),  # type: ignore[arg-type]
             await open_ingress_tokens(self.store, clock),
             clock,
-            places=Neighbours(self.store, clock, own="", live_for_s=1.0, every_s=1.0),
+            blob_urls=ControllerBlobUrls(self.store, clock, own="", live_for_s=1.0, every_s=1.0),
             credential_of=lambda _node_id: "",
-            room=DiskSpace(reserve_bytes=0),
-            upkeep=Upkeep(folder=self.folder / "models", unused_s=0.0),
+            disk=DiskSpace(reserve_bytes=0),
+            retention=FileRetention(folder=self.folder / "models", unused_s=0.0),
         )
 
     async def install(self, **words: Any) -> Definition:

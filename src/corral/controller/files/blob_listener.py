@@ -1,4 +1,4 @@
-"""The port workers fetch model files from: who may come in, over which certificate, and how it is reached."""
+"""The port from which workers fetch model files: access tokens, TLS certificate and URL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import ssl
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,30 +14,24 @@ from corral.blobs.serving.server import BlobListener, IsExpected, Refusal, Servi
 from corral.blobs.store import BlobStore
 from corral.contract.access import CONTROLLERS, AccessClaims, Scope, refusal
 from corral.contract.codec import Undecodable, decode
+from corral.controller.settings import FileSettings
 from corral.kit.clock import Clock
 from corral.kit.hosts import is_loopback
 from corral.kit.log import get_log
 from corral.kit.settings import BadSettings
 from corral.kit.signing import BadSignature, Verifier
+from corral.kit.tasks import run_every
+from corral.store.engine.transactions import Store
+from corral.store.tables import controllers
 
 log = get_log(__name__)
 
-USUAL_PORT = 8090
+DEFAULT_PORT = 8090
 HOST = "{host}"
 PORT = "{port}"
-_LONGEST_TOKEN = 4096
-_REMEMBERED = 1024
+MAX_TOKEN_LENGTH = 4096
+MAX_VERIFIED = 1024  # tokens
 ENDED = "the token has ended: its node was deleted or replaced"
-
-
-@dataclass(frozen=True)
-class DoorSettings:
-    host: str = "127.0.0.1"
-    port: int | None = None  # None: the usual one, or any other when that is taken
-    url: str = ""  # how workers reach it; empty: by the host they reach the cluster by; `{port}` is filled in here
-    certificate: Path | None = None
-    key: Path | None = None
-    moves: bool = False  # also a port that was given gives way to another when it is taken
 
 
 class TokenHolders(Protocol):
@@ -50,7 +43,7 @@ class TokenHolders(Protocol):
 
 
 class BlobTokens:
-    """May this caller have blobs? Called in threads; what was verified once is remembered."""
+    """Checks the tokens of callers. Called in threads; verified tokens are cached."""
 
     def __init__(self, public_key: str, clock: Clock, nodes: TokenHolders) -> None:
         self._verifier = Verifier(public_key)
@@ -61,7 +54,7 @@ class BlobTokens:
 
     def check(self, authorization: str) -> Refusal | None:
         token = _bearer(authorization)
-        if not 0 < len(token) <= _LONGEST_TOKEN:
+        if not 0 < len(token) <= MAX_TOKEN_LENGTH:
             return Refusal(401, "a token is needed: Authorization: Bearer …")
         claims = self._verified.get(token) or self._verify(token)
         if claims is None:
@@ -87,8 +80,8 @@ class BlobTokens:
         except (BadSignature, Undecodable):
             return None
         with self._lock:
-            if len(self._verified) >= _REMEMBERED:
-                self._verified.clear()  # only what was signed gets in here, so this is rare, and costs a signature each
+            if len(self._verified) >= MAX_VERIFIED:
+                self._verified.clear()  # only signed tokens get in here, so this is rare; each is verified once more
             self._verified[token] = claims
         return claims
 
@@ -99,7 +92,7 @@ def _bearer(authorization: str) -> str:
 
 
 class Certificate:
-    """Of the listener; read again when its file is another: it is renewed while we run."""
+    """The listener's certificate; read again when its file changes, because it is renewed while the controller runs."""
 
     def __init__(self, certificate: Path | None, key: Path | None) -> None:
         if (certificate is None) != (key is None):
@@ -108,7 +101,7 @@ class Certificate:
         self._context: ssl.SSLContext | None = None
         self._read_at = (0, 0)
         self._lock = threading.Lock()
-        self.context()  # what cannot be read is told at the start
+        self.context()  # an unreadable file is reported at the start
 
     def context(self) -> ssl.SSLContext | None:
         if self._files is None:
@@ -124,56 +117,79 @@ class Certificate:
             except (OSError, ssl.SSLError) as error:
                 if self._context is None:
                     raise BadSettings([f"--blob-tls-cert: {self._files[0]} cannot be used: {error}"]) from error
-                log.warning("the blobs' certificate cannot be read, the old one is used", reason=str(error))
+                log.warning("the certificate for blobs cannot be read, the old one stays in use", reason=str(error))
             return self._context
 
 
 @asynccontextmanager
-async def open_door(
-    settings: DoorSettings,
+async def open_blob_listener(
+    settings: FileSettings,
     blobs: BlobStore,
     public_key: str,
     clock: Clock,
     nodes: TokenHolders,
     *,
-    coming: IsExpected,
+    is_expected: IsExpected,
     limits: ServingLimits | None = None,
 ) -> AsyncIterator[str]:
-    """Listening when entered. Yields the URL for workers, which may hold `{host}`. `coming` is told of blobs that are
-    asked for and not here, and says whether they will be."""
+    """Listens when entered. Yields the URL for workers, which may contain `{host}`. `is_expected` gets the digest of a
+    requested blob that is not here, and returns whether it will be."""
 
     def find(digest: str) -> Path | None:
         blob = blobs.find(digest)
         return blob.path if blob is not None else None
 
-    certificate = Certificate(settings.certificate, settings.key)
+    certificate = Certificate(settings.blob_tls_cert, settings.blob_tls_key)
     tokens = BlobTokens(public_key, clock, nodes)
     async with BlobListener(
-        find, tokens.check, has_ended=tokens.has_ended, is_expected=coming, tls=certificate.context, limits=limits
+        find, tokens.check, has_ended=tokens.has_ended, is_expected=is_expected, tls=certificate.context, limits=limits
     ) as listener:
         port = await _listen(listener, settings)
-        secure = settings.certificate is not None
-        if not secure and not is_loopback(settings.host):
-            log.warning("blobs are served without TLS beyond this machine", host=settings.host, port=port)
-        url = settings.url.replace(PORT, str(port)) or told_url(settings.host, port, secure=secure)
-        log.info("blobs are served", host=settings.host, port=port, tls=secure, url=url)
+        secure = settings.blob_tls_cert is not None
+        if not secure and not is_loopback(settings.blob_host):
+            log.warning("blobs are served without TLS beyond this machine", host=settings.blob_host, port=port)
+        url = settings.blob_url.replace(PORT, str(port)) or default_url(settings.blob_host, port, secure=secure)
+        log.info("blobs are served", host=settings.blob_host, port=port, tls=secure, url=url)
         yield url.rstrip("/")
 
 
-def told_url(host: str, port: int, *, secure: bool) -> str:
-    """What workers are told when nobody says: this machine is where they find the cluster, or itself. Pure."""
+def default_url(host: str, port: int, *, secure: bool) -> str:
+    """The URL for workers when none is configured; on all interfaces it contains `{host}`. Pure."""
     everywhere = host in ("", "0.0.0.0", "::")
     named = HOST if everywhere else f"[{host}]" if ":" in host else host
     return f"{'https' if secure else 'http'}://{named}:{port}"
 
 
-async def _listen(listener: BlobListener, settings: DoorSettings) -> int:
-    wanted = settings.port if settings.port is not None else USUAL_PORT
+async def _listen(listener: BlobListener, settings: FileSettings) -> int:
+    wanted = settings.blob_port if settings.blob_port is not None else DEFAULT_PORT
     try:
-        return await listener.listen(settings.host, wanted)
+        return await listener.listen(settings.blob_host, wanted)
     except OSError as error:
-        if (settings.port is None or settings.moves) and error.errno == errno.EADDRINUSE:
-            log.info("blobs are served on another port: the usual one is taken", port=wanted)
-            return await listener.listen(settings.host, 0)  # nobody asked for this very number
+        if (settings.blob_port is None or settings.blob_port_moves) and error.errno == errno.EADDRINUSE:
+            log.info("blobs are served on another port: the default one is taken", port=wanted)
+            return await listener.listen(settings.blob_host, 0)  # no particular port is required
         reason = error.strerror or str(error)
-        raise BadSettings([f"--blob-port: {settings.host}:{wanted} cannot be used: {reason}"]) from error
+        raise BadSettings([f"--blob-port: {settings.blob_host}:{wanted} cannot be used: {reason}"]) from error
+
+
+class ControllerBlobUrls:
+    """Where controllers serve their copies of model files: a node may fetch from any of them."""
+
+    name = "blob urls"
+
+    def __init__(self, store: Store, clock: Clock, *, own: str, live_for_s: float, every_s: float) -> None:
+        """`own`: this controller's URL. Others count as alive for `live_for_s` after their last sign of life."""
+        self._store = store
+        self._clock = clock
+        self._live_for_s = live_for_s
+        self._every_s = every_s
+        self.own = own
+        self.others: tuple[str, ...] = ()
+
+    async def run(self) -> None:
+        await run_every(self.name, self._every_s, self.run_once, clock=self._clock)
+
+    async def run_once(self) -> None:
+        async with self._store.read() as tx:
+            live = await controllers.list_live(tx, within_s=self._live_for_s)
+        self.others = tuple(dict.fromkeys(each.blob_url for each in live if each.blob_url not in ("", self.own)))

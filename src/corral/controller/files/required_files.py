@@ -1,7 +1,7 @@
-"""Which files a model needs, and what they are called on a worker. Pure, but for the look into the models folder.
+"""Finds the files a model needs, and their paths on a worker. Pure, except that it reads the models folder.
 
-Files come from `download_files`, from words of the definition that are URIs themselves, and from the controller's own
-models folder. The weights come first: that is the one file every engine is told about.
+Files come from `download_files`, from values of the definition that are URIs themselves, and from the controller's own
+models folder. The weights come first: every engine gets the path of that file.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 import msgspec
 
@@ -18,11 +20,11 @@ from corral.contract.artifacts import HubSnapshot, snapshot_of
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, ModelFile
 from corral.contract.sources import file_name, is_repository_id, is_safe_path
-from corral.controller.files.member_uris import is_member, parse_member
 from corral.controller.files.snapshots import row_path, uri_of
 from corral.kit.errors import Invalid
 from corral.store.tables.model_files import StoredFile
 
+MEMBER_SCHEME = "unpacked://"
 SET_LENGTH = 12
 _COMPANIONS = ("mmproj", "draft_model", "lora_adapter", "lora_base")
 _READ_FOLDERS = ("transformers", "vllm", "sglang", "diffusers", "mlx")
@@ -30,9 +32,9 @@ _SIDECARS = (".sha256", ".sha256.target")
 _ARCHIVE = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz|zst))?|tgz|tbz2?|txz|tzst|zip)\Z", re.IGNORECASE)
 
 
-def wanted_snapshots(definition: Definition, folder: Path | None = None) -> tuple[HubSnapshot, ...]:
-    """Repositories of the hub: those that are named, and the one a bare name stands for
-    (docs/reference/wire/gallery.md#model-definition) where the engine reads folders and nobody has put one there."""
+def required_snapshots(definition: Definition, folder: Path | None = None) -> tuple[HubSnapshot, ...]:
+    """Repositories of the hub: those that the definition names, and the one a bare name stands for
+    (docs/reference/wire/gallery.md#model-definition) where the engine reads folders and the models folder has none."""
     if definition.snapshots or definition.files:
         return definition.snapshots
     weights, backend = definition.weights, definition.backend.lower()
@@ -42,11 +44,11 @@ def wanted_snapshots(definition: Definition, folder: Path | None = None) -> tupl
     return () if folder is not None and os.path.exists(folder / weights) else (HubSnapshot(weights, weights),)
 
 
-def wanted_files(definition: Definition, folder: Path | None = None) -> tuple[ModelFile, ...]:
-    """Those of repositories left out; empty for a model whose engine fetches by itself. `folder` is where a file
-    without a source may lie."""
+def required_files(definition: Definition, folder: Path | None = None) -> tuple[ModelFile, ...]:
+    """All files except those of repositories; empty for a model whose engine fetches by itself. `folder`: where a file
+    without a source may be."""
     listed = {file.path: file for file in definition.files}
-    brought = [each.folder for each in wanted_snapshots(definition, folder)]
+    brought = [each.folder for each in required_snapshots(definition, folder)]
     first: list[ModelFile] = []
     for position, word in enumerate(named_in(definition)):
         if snapshot_of(word) is not None or any(f"{word}/".startswith(f"{each}/") for each in brought):
@@ -88,7 +90,7 @@ def _implied(word: str, listed: Sequence[ModelFile], folder: Path | None) -> lis
 
 
 def _inside(path: Path, folder: Path) -> Iterator[ModelFile]:
-    """Every file of a folder that is a model, but for what other programs left beside them."""
+    """Every file of a folder that is a model, except hidden files and checksums."""
     for file in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
         if file.is_file() and not hidden and not file.name.endswith(_SIDECARS):
@@ -107,30 +109,30 @@ def is_named(definition: Definition, file: ModelFile) -> bool:
 
 
 def weights_first(definition: Definition, files: Sequence[ReplicaFile]) -> list[ReplicaFile]:
-    """In their order, but what the definition calls its weights stands first, also where an archive brought it."""
+    """In their order, but the definition's weights first, also where they were inside an archive."""
     weights = definition.weights.rstrip("/")
     if not any(is_archive(definition, file) for file in definition.files):
         return list(files)
     return sorted(files, key=lambda file: not (weights and f"{file.path}/".startswith(f"{weights}/")))
 
 
-def still_meant(definition: Definition, stored: Sequence[StoredFile]) -> list[StoredFile]:
-    """Of what was fetched for a model, the files that its present definition means: an edit may have replaced the rest,
-    whose rows stay until the new files are here. Lists of repositories are left out."""
+def current_files(definition: Definition, stored: Sequence[StoredFile]) -> list[StoredFile]:
+    """The stored files that the present definition means: an edit may have replaced the rest, whose rows stay until the
+    new files are here. Without lists of repositories."""
     listed = {file.path: file for file in definition.files}
     names = tuple(named_in(definition))
     rows = {row.path: row for row in stored}
     repositories = [
         each
-        for each in wanted_snapshots(definition)
+        for each in required_snapshots(definition)
         if (row := rows.get(row_path(each))) is not None and row.uri == uri_of(each)
     ]
 
-    def is_meant(row: StoredFile) -> bool:
+    def is_current(row: StoredFile) -> bool:
         if is_member(row.uri):
-            told = parse_member(row.uri)
-            archive = listed.get(told.path)
-            return archive is not None and digest_of_file(archive) in ("", told.archive)
+            member = parse_member(row.uri)
+            archive = listed.get(member.path)
+            return archive is not None and digest_of_file(archive) in ("", member.archive)
         if (file := listed.get(row.path)) is not None:
             return row.uri == file.uri and digest_of_file(file) in ("", row.digest)
         if any(row.path.startswith(f"{each.folder}/") for each in repositories):
@@ -138,15 +140,15 @@ def still_meant(definition: Definition, stored: Sequence[StoredFile]) -> list[St
         in_folder = row.uri.startswith("file:") and any(f"{row.path}/".startswith(f"{name}/") for name in names)
         return in_folder or row.uri in names
 
-    return [row for row in stored if not row.is_list and is_meant(row)]
+    return [row for row in stored if not row.is_list and is_current(row)]
 
 
 def digest_of_file(file: ModelFile) -> str:
-    """What its author says it is; empty when nobody says."""
+    """The declared digest; empty when there is none."""
     return PREFIX + file.sha256 if file.sha256 else ""
 
 
-def on_a_worker(model: str, files: Sequence[ReplicaFile]) -> tuple[ReplicaFile, ...]:
+def worker_files(model: str, files: Sequence[ReplicaFile]) -> tuple[ReplicaFile, ...]:
     """The same files where a worker keeps them, below its models folder: `<model>/<which set of files>/<path>`.
 
     A set has a folder of its own: when a model is edited, processes of the revision before go on reading theirs, and
@@ -155,3 +157,27 @@ def on_a_worker(model: str, files: Sequence[ReplicaFile]) -> tuple[ReplicaFile, 
     digest = digest_of_parts(*(f"{file.path} {file.digest}" for file in files)).removeprefix(PREFIX)
     folder = f"{model}/{digest[:SET_LENGTH]}"
     return tuple(msgspec.structs.replace(file, path=f"{folder}/{file.path}") for file in files)
+
+
+class MemberUri(NamedTuple):
+    """How a file that was inside an archive is named in the database: with all that is needed to get it again."""
+
+    archive: str  # digest
+    member: str
+    path: str  # of the archive among the model's files
+    uri: str  # of the archive
+
+
+def member_uri(member: MemberUri) -> str:
+    where = urlencode({"path": member.path, "uri": member.uri})
+    return f"{MEMBER_SCHEME}{member.archive.removeprefix(PREFIX)}/{quote(member.member)}?{where}"
+
+
+def is_member(uri: str) -> bool:
+    return uri.startswith(MEMBER_SCHEME)
+
+
+def parse_member(uri: str) -> MemberUri:
+    parts = urlsplit(uri)
+    where = parse_qs(parts.query, keep_blank_values=True)
+    return MemberUri(PREFIX + parts.netloc, unquote(parts.path.lstrip("/")), where["path"][0], where["uri"][0])

@@ -12,7 +12,7 @@ import pytest
 from corral.bus.api import Tokens
 from corral.bus.local import LocalHub
 from corral.contract.messages.models import KEEP_MODELS, KeepModels
-from corral.controller.files.deleted import Deleted
+from corral.controller.files.kept_models import KeptModelsPublisher
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.errors import Unavailable
 from corral.store import Store, open_store
@@ -29,7 +29,7 @@ async def put(store: Store, *names: str) -> None:
 
 
 @contextmanager
-def no_bus(deleted: Deleted) -> Iterator[None]:
+def no_bus(deleted: KeptModelsPublisher) -> Iterator[None]:
     async def publish(*_words: object, **_tokens: object) -> None:
         raise Unavailable("there is no bus")
 
@@ -61,23 +61,23 @@ async def test_nodes_hear_of_deleted_models(tmp_path: Path) -> None:
         for node in (ours, foreign, pending):
             await there.subscribe(KEEP_MODELS, hear, node=node.id)
         await put(store, "a", "b")
-        deleted = Deleted(store, bus, Leadership(store, "one", ttl_s=15.0), clock, tell_all_every_s=100.0)
-        await deleted.look()
+        deleted = KeptModelsPublisher(store, bus, Leadership(store, "one", ttl_s=15.0), clock, repeat_every_s=100.0)
+        await deleted.run_once()
         await until(lambda: heard == [(ours.id, ("a", "b"))])
         await put(store, "c")
-        await deleted.look()  # nothing went
+        await deleted.run_once()  # nothing went
         async with store.write() as tx:
             await models.delete(tx, "a")
-        await deleted.look()
+        await deleted.run_once()
         await until(lambda: heard[1:] == [(ours.id, ("b", "c"))])
         async with store.write() as tx:
             await models.delete(tx, "b")
         with no_bus(deleted):
-            await deleted.look()
-        await deleted.look()
+            await deleted.run_once()
+        await deleted.run_once()
         await until(lambda: heard[2:] == [(ours.id, ("c",))])
-        second = Deleted(store, bus, Leadership(store, "two", ttl_s=15.0), clock)
-        await second.look()  # the other has the lease
+        second = KeptModelsPublisher(store, bus, Leadership(store, "two", ttl_s=15.0), clock)
+        await second.run_once()  # the other has the lease
         clock.advance(101.0)
-        await deleted.look()
+        await deleted.run_once()
         await until(lambda: len(heard) == 4)

