@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from corral.contract.messages.replicas import StartReplica
 from corral.store.tables import models
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 from tests.simulation.facts import at_once
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def leave_behind(simulation: Simulation, chance: Random) -> None:
 
 
 def add_leftover(
-    simulation: Simulation, worker: Worker, model: Model, revision: str, *, replica: int, takes_s: float
+    simulation: Simulation, worker: Worker, model: StoredModel, revision: str, *, replica: int, takes_s: float
 ) -> Process:
     assert worker.stall is not None
     assert has_backend(worker, model), "a process runs from files"
@@ -59,7 +59,7 @@ def add_leftover(
     return process
 
 
-def has_backend(worker: Worker, model: Model) -> bool:
+def has_backend(worker: Worker, model: StoredModel) -> bool:
     return str(model.definition["backend"]) in worker.disk.installed
 
 
@@ -68,6 +68,6 @@ def _can_have(worker: Worker) -> bool:
     return worker.stall is not None and worker.bus is not None and not worker.orders_under_way()
 
 
-async def _models(simulation: Simulation) -> list[Model]:
+async def _models(simulation: Simulation) -> list[StoredModel]:
     async with simulation.store.read() as tx:
         return await models.list_(tx)

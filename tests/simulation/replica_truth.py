@@ -126,7 +126,7 @@ class ReplicaTruth:
             now |= more
         return replace(before, allowed=self._allowed_of(known), **now), wrong
 
-    def _allowed_of(self, known: Sequence[models.Model]) -> dict[str, Collection[str]]:
+    def _allowed_of(self, known: Sequence[models.StoredModel]) -> dict[str, Collection[str]]:
         """Also those that were allowed a moment ago: somebody may have looked then."""
         at = self._now()
         for row in known:
@@ -138,7 +138,7 @@ class ReplicaTruth:
         }
 
 
-def _groups(known: Sequence[models.Model]) -> dict[str, frozenset[str]]:
+def _groups(known: Sequence[models.StoredModel]) -> dict[str, frozenset[str]]:
     return {row.id: frozenset(row.definition.get("concurrency_groups", ())) for row in known}
 
 
@@ -165,7 +165,7 @@ async def _scheduled(tx: Transaction) -> dict[str, Any]:
 
 
 async def _routed(
-    tx: Transaction, known: Sequence[models.Model], rows: Mapping[Key, DesiredReplica]
+    tx: Transaction, known: Sequence[models.StoredModel], rows: Mapping[Key, DesiredReplica]
 ) -> tuple[dict[str, Any], list[str]]:
     shown, _ = await read_routing(tx)
     listed = {row.node_id: row for row in await node_backends.list_(tx)}

@@ -47,7 +47,7 @@ async def ask(house: Simulation, kind: str, **more: Any) -> str:
     return accepted.operation_id
 
 
-async def define(house: Simulation, name: str, **more: Any) -> models.Model:
+async def define(house: Simulation, name: str, **more: Any) -> models.StoredModel:
     controller = house.some_controller()
     assert controller is not None
     people = ModelPeople(house, house.chance("people"))

@@ -19,7 +19,7 @@ from corral.controller.operations.requests import OperationKind, parse_request
 from corral.kit.errors import CorralError
 from corral.store.records import BackendRequest, Scope, ScopeKind
 from corral.store.tables import model_schedules, models
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 from tests.simulation import replica_truth
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Died
 from tests.simulation.leftovers import FOREIGN, add_leftover, has_backend
@@ -265,6 +265,6 @@ class Trials:
         async with self._house.store.read() as tx:
             return (await read_routing(tx))[0]
 
-    async def _models(self) -> list[Model]:
+    async def _models(self) -> list[StoredModel]:
         async with self._house.store.read() as tx:
             return await models.list_(tx)

@@ -11,7 +11,7 @@ from corral.controller.backends.gallery_status import GalleryStatus
 from corral.gallery.galleries import Gallery
 from corral.gallery.index_cache import GalleryState
 from corral.store.tables import models as model_rows
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 from tests.support.backend_api import Api
 
 SECRET = "https://me:s3cret@files.example/m.gguf"
@@ -33,7 +33,7 @@ class ScriptedLibrary:
         return self.states()
 
 
-async def stored(api: Api, name: str = "mine") -> Model:
+async def stored(api: Api, name: str = "mine") -> StoredModel:
     async with api.fleet.first.store.read() as tx:
         found = await model_rows.find(tx, name)
     assert found is not None

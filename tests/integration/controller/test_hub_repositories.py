@@ -27,7 +27,7 @@ from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, NotFound
 from corral.store import Store, open_store
 from corral.store.tables import models
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 from tests.support.hub import FakeHub, Repository
 
 WEIGHTS = os.urandom(300_000)
@@ -73,7 +73,7 @@ class Site:
             now = await tx.now()
             await models.put(
                 tx,
-                Model(
+                StoredModel(
                     id=definition.name,
                     definition=definition.whole,
                     revision=definition.revision,

@@ -53,7 +53,7 @@ from corral.kit.settings import BadSettings
 from corral.kit.tasks import background
 from corral.store import Store, open_store
 from corral.store.tables import controllers, model_files, models, nodes
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 from corral.worker.files.model_files import WorkerFiles
 from tests.integration.store.rows import a_node
 from tests.support.blob_server import BlobServer
@@ -138,7 +138,7 @@ class Site:
             now = await tx.now()
             await models.put(
                 tx,
-                Model(
+                StoredModel(
                     id=definition.name,
                     definition=definition.whole,
                     revision=definition.revision,

@@ -33,7 +33,7 @@ from corral.kit.clock import SystemClock
 from corral.kit.errors import Failed, NotFound
 from corral.kit.tasks import run_every
 from corral.store.tables import models, revisions
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 from tests.support.backend_fleet import Controller, Fleet
 from tests.support.blob_server import BlobServer
 from tests.support.waiting import until
@@ -93,7 +93,7 @@ class Site:
             now = await tx.now()
             await models.put(
                 tx,
-                Model(
+                StoredModel(
                     id=name,
                     definition=definition.whole,
                     revision=definition.revision,

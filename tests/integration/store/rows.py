@@ -26,7 +26,7 @@ from corral.store.records import (
 )
 from corral.store.tables.model_files import StoredFile
 from corral.store.tables.model_schedules import Schedule
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import Node
 from corral.store.tables.operations import Operation, StoredRequest
@@ -131,7 +131,7 @@ def an_inventory(node_id: str, **known: Any) -> Inventory:
     return Inventory(node_id, **(defaults | known))
 
 
-def a_model(id: str = "smol", **known: Any) -> Model:
+def a_model(id: str = "smol", **known: Any) -> StoredModel:
     definition = {"name": id, "backend": "llama-cpp", "parameters": {"model": "ümläut.gguf"}, "f16": True}
     defaults: dict[str, Any] = {
         "definition": definition,
@@ -140,7 +140,7 @@ def a_model(id: str = "smol", **known: Any) -> Model:
         "created_at": NOON,
         "updated_at": NOON,
     }
-    return Model(id, **(defaults | known))
+    return StoredModel(id, **(defaults | known))
 
 
 def a_file(model: str = "smol", path: str = "weights.gguf", **known: Any) -> StoredFile:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from structlog.testing import capture_logs
 
 from corral.controller.models.views import definition_of, view_models
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -15,7 +15,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def test_it_is_told_once_for_each_revision() -> None:
     with capture_logs() as told:
         for revision in ("r1", "r1", "r2", "r2"):
-            odd = Model(
+            odd = StoredModel(
                 id="odd",
                 definition={"name": "odd", "backend": "not a name"},
                 revision=revision,

@@ -62,7 +62,7 @@ MAX_POSITIONAL = 4
         (model_files.table, model_files.StoredFile),
         (process_peaks.table, process_peaks.Peak),
         (model_schedules.table, model_schedules.Schedule),
-        (models.table, models.Model),
+        (models.table, models.StoredModel),
         (node_backends.table, node_backends.Inventory),
         (node_files.table, node_files.NodeFile),
         (node_labels.table, node_labels.NodeLabel),

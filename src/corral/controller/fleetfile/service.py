@@ -27,7 +27,7 @@ from corral.store.engine.transactions import Store
 from corral.store.records import BackendRequest, Scope, ScopeKind
 from corral.store.tables import backend_rules, model_schedules, models, node_labels, nodes
 from corral.store.tables.model_schedules import Schedule
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 
 _NAMES_SHOWN = 5
 
@@ -39,7 +39,7 @@ class Present:
     nodes: dict[str, dict[str, str]]  # labels by the node's name
     node_ids: frozenset[str]
     backends: frozenset[WantedBackend]
-    models: dict[str, Model]
+    models: dict[str, StoredModel]
     schedules: dict[str, Schedule]
 
 

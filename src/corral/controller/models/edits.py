@@ -12,7 +12,7 @@ import msgspec
 from corral.contract.models import Definition
 from corral.gallery.models.documents import read_mapping
 from corral.kit.errors import Conflict, Invalid
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 
 MAX_BYTES = 256 << 10  # a definition is part of every order to start a replica
 MAX_PREVIOUS_REVISIONS = 8
@@ -26,19 +26,19 @@ class ModelOrigin(StrEnum):
 
 
 def next_row(
-    before: Model | None,
+    before: StoredModel | None,
     definition: Definition,
     *,
     origin: ModelOrigin,
     source: str = "",
     by: str = "",
     recreate: bool = False,
-) -> Model | None:
+) -> StoredModel | None:
     """The new row; None when nothing changes. Raises Invalid for a definition that is too large."""
     if len(msgspec.json.encode(definition.whole)) > MAX_BYTES:
         raise Invalid(f"the definition of {definition.name} has more than {MAX_BYTES >> 10} KiB")
     revision = definition.revision
-    row = Model(
+    row = StoredModel(
         id=definition.name,
         definition=definition.whole,
         revision=revision,
@@ -57,7 +57,7 @@ def next_row(
 _COMPARED = ("definition", "revision", "origin", "source", "previous_revisions")
 
 
-def previous_revisions_after(before: Model, revision: str, *, recreate: bool) -> tuple[str, ...]:
+def previous_revisions_after(before: StoredModel, revision: str, *, recreate: bool) -> tuple[str, ...]:
     """The revisions whose replicas may serve until one of `revision` is ready."""
     if recreate:
         return ()
@@ -84,13 +84,13 @@ def read_whole(definition: Mapping[str, Any], text: str) -> dict[str, Any]:
     return read_mapping(text.encode(), exact=True) if text else dict(definition)
 
 
-def refuse_if_from_file(model: Model | None) -> None:
+def refuse_if_from_file(model: StoredModel | None) -> None:
     if model is not None and model.origin == ModelOrigin.FILE:
         file = model.source.partition("/")[2]
         raise Conflict(f"{model.id} is defined by the file {file} in the models folder: change that file")
 
 
-def file_notes(model: Model) -> tuple[str, ...]:
+def file_notes(model: StoredModel) -> tuple[str, ...]:
     """For the user who forces the deletion: a folder that is still watched defines the model again."""
     if model.origin != ModelOrigin.FILE:
         return ()
@@ -98,6 +98,6 @@ def file_notes(model: Model) -> tuple[str, ...]:
     return (f"as long as the file {file} is in a watched models folder, {model.id} comes back: remove that file",)
 
 
-def alias_of(model: Model) -> str:
+def alias_of(model: StoredModel) -> str:
     alias = model.definition.get("alias")
     return alias.strip() if isinstance(alias, str) else ""

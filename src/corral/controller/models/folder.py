@@ -154,7 +154,7 @@ class ModelsFolder:
                 await revisions.bump(tx, COUNTER)
         return written, removed
 
-    def _may_still_exist(self, row: models.Model, moving: Collection[str] | None) -> bool:
+    def _may_still_exist(self, row: models.StoredModel, moving: Collection[str] | None) -> bool:
         """Whether its file may still define it."""
         name = row.source.partition("/")[2]
         return moving is None or name in moving or (name in self._files and self._files[name].may_define(row.id))

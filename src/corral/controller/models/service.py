@@ -38,7 +38,7 @@ from corral.store.engine.transactions import Store, Transaction
 from corral.store.records import BackendRequest
 from corral.store.tables import model_files, model_schedules, models, node_backends, nodes, revisions
 from corral.store.tables.model_files import StoredFile
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 
 log = get_log(__name__)
 
@@ -217,7 +217,7 @@ class Models:
         measured = (await asyncio.to_thread(self._measure, [row], stored)).get(model_id)
         return model_view(row, schedule, ready=ready.get(model_id, 0), measured=measured, with_definition=True)
 
-    def _measure(self, rows: Sequence[Model], stored: Sequence[StoredFile]) -> dict[str, FilesMeasured]:
+    def _measure(self, rows: Sequence[StoredModel], stored: Sequence[StoredFile]) -> dict[str, FilesMeasured]:
         """Of those that can be used, by name."""
         if self._sizes is None:
             return {}
@@ -280,14 +280,14 @@ class Models:
     async def _write(
         self,
         tx: Transaction,
-        before: Model | None,
+        before: StoredModel | None,
         definition: Definition,
         *,
         origin: ModelOrigin,
         source: str,
         by: str = "",
         recreate: bool = False,
-    ) -> Model | None:
+    ) -> StoredModel | None:
         row = next_row(before, definition, origin=origin, source=source, by=by, recreate=recreate)
         if row is None:
             return None
@@ -302,12 +302,12 @@ class Models:
             await revisions.hold(tx, COUNTER)
             yield tx
 
-    async def _bump(self, tx: Transaction, written: Model | None) -> None:
+    async def _bump(self, tx: Transaction, written: StoredModel | None) -> None:
         if written is not None:
             await revisions.bump(tx, COUNTER)
 
     async def _changed(
-        self, before: Model | None, after: Model | None, verb: str, definition: Definition
+        self, before: StoredModel | None, after: StoredModel | None, verb: str, definition: Definition
     ) -> ModelChanged:
         name = definition.name
         current = after or before
@@ -371,7 +371,7 @@ class Models:
     async def _aliases_of(self, tx: Transaction, model_id: str) -> list[str]:
         return [row.id for row in await models.list_(tx) if alias_of(row) == model_id]
 
-    async def _get(self, tx: Transaction, model_id: str) -> Model:
+    async def _get(self, tx: Transaction, model_id: str) -> StoredModel:
         row = await models.find(tx, model_id)
         if row is None:
             raise NotFound(unknown_model(model_id, [each.id for each in await models.list_(tx)]))

@@ -16,7 +16,7 @@ from corral.gallery.models.entries import ModelEntry
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log
 from corral.store.tables.model_schedules import Schedule
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 from corral.store.tables.node_backends import Processes
 
 log = get_log(__name__)
@@ -26,7 +26,7 @@ _ROUND_ROBIN = "round_robin"
 _logged: dict[str, str] = {}
 
 
-def definition_of(model: Model) -> Definition | None:
+def definition_of(model: StoredModel) -> Definition | None:
     """None for a definition that an earlier release stored and this one cannot read; logged once."""
     try:
         return read_definition(model.definition)
@@ -47,7 +47,7 @@ def declared_files(definition: Definition) -> FilesMeasured:
 
 
 def model_view(
-    model: Model,
+    model: StoredModel,
     schedule: Schedule | None = None,
     *,
     ready: int = 0,
@@ -129,7 +129,7 @@ def ready_by_model(reports: Iterable[Processes]) -> dict[str, int]:
     return found
 
 
-def view_models(models: Iterable[Model], schedules: Mapping[str, Schedule]) -> tuple[ViewModel, ...]:
+def view_models(models: Iterable[StoredModel], schedules: Mapping[str, Schedule]) -> tuple[ViewModel, ...]:
     """For gateways. Unusable models are left out: requests for them get 404."""
     found = []
     for model in models:
@@ -138,7 +138,7 @@ def view_models(models: Iterable[Model], schedules: Mapping[str, Schedule]) -> t
     return tuple(found)
 
 
-def _view_model(model: Model, definition: Definition, schedule: Schedule | None) -> ViewModel:
+def _view_model(model: StoredModel, definition: Definition, schedule: Schedule | None) -> ViewModel:
     waiting = definition.while_loading
     return ViewModel(
         id=model.id,

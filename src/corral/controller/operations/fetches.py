@@ -20,7 +20,7 @@ from corral.kit.errors import CorralError, Denied
 from corral.store.engine.transactions import Transaction
 from corral.store.records import CONTROLLER, ENDED, BackendRequest, OperationNode, OperationNodeStatus
 from corral.store.tables import operation_nodes, operations, revisions
-from corral.store.tables.models import Model
+from corral.store.tables.models import StoredModel
 from corral.store.tables.operations import Operation, StoredRequest
 
 KIND = FETCH
@@ -82,7 +82,7 @@ def is_due(row: OperationNode, revision: str, now: datetime) -> bool:
     return row.next_try_at is not None and row.next_try_at <= now
 
 
-async def open_fetch(tx: Transaction, model: Model, by: str = "") -> Operation:
+async def open_fetch(tx: Transaction, model: StoredModel, by: str = "") -> Operation:
     """The running fetch, or a new one. The caller holds the counter of rules, as every writer of operations does, and
     notifies the change feed after the commit."""
     last = await operations.find_last(tx, kind=KIND, backend=model.id)
@@ -107,7 +107,7 @@ async def open_fetch(tx: Transaction, model: Model, by: str = "") -> Operation:
     return opened
 
 
-async def find_taken_back(tx: Transaction, model: Model) -> Operation | None:
+async def find_taken_back(tx: Transaction, model: StoredModel) -> Operation | None:
     """The last fetch for this revision, if a user cancelled it: automatic loads do not start another then."""
     last = await operations.find_last(tx, kind=KIND, backend=model.id)
     if last is None or last.outcome != "cancelled":

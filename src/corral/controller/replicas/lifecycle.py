@@ -218,8 +218,8 @@ def _ordered(row: DesiredReplica, host: ReplicaHost, now: datetime, epoch: int, 
     if row.next_try_at is not None:
         due = row.next_try_at <= now
     else:
-        last_news = max(moment for moment in (row.accepted_at, row.sent_at, row.created_at) if moment is not None)
-        due = last_news + times.resend_after <= now
+        last_sign_at = max(moment for moment in (row.accepted_at, row.sent_at, row.created_at) if moment is not None)
+        due = last_sign_at + times.resend_after <= now
     restarted = row.boot_id != host.boot_id
     if host.known and (restarted or (row.error == REPORTED_STARTED and due)):
         # An earlier worker process carried out the order, and its start ended with it: a new attempt is needed.
@@ -249,8 +249,8 @@ def _leaving(row: DesiredReplica, host: ReplicaHost, now: datetime, times: Lifec
     if not host.known or not host.reachable:
         return Keep(row)
     process = host.process_of(row)
-    was_told = row.stop_attempt > 0
-    if process is None and (was_told or row.attempt == 0):
+    stop_sent = row.stop_attempt > 0
+    if process is None and (stop_sent or row.attempt == 0):
         return ReplicaGone(row, "replica stopped")
     if row.next_try_at is not None and row.next_try_at > now:
         return Keep(row)
@@ -285,15 +285,15 @@ def mark_leaving(row: DesiredReplica, reason: str, now: datetime, *, force: bool
 
 
 def apply_observation(
-    row: DesiredReplica, heard: ReplicaObservation, now: datetime, times: LifecycleTimes
+    row: DesiredReplica, observation: ReplicaObservation, now: datetime, times: LifecycleTimes
 ) -> DesiredReplica | ReplicaFailed:
     """Apply what became of an order; an observation about an earlier order changes nothing."""
     if row.stage is not ReplicaStage.ORDERED or (row.op_id, row.attempt) != (
-        heard.order.operation,
-        heard.order.attempt,
+        observation.order.operation,
+        observation.order.attempt,
     ):
         return row
-    match heard:
+    match observation:
         case OrderAccepted():
             return replace(row, accepted_at=now, next_try_at=None, updated_at=now)
         case OrderUnconfirmed():
@@ -301,7 +301,7 @@ def apply_observation(
         case OrderNotSent():
             return replace(row, next_try_at=now + times.send_retry, updated_at=now)
         case WorkerUnreachable():
-            return ReplicaFailed(row, heard.reason)
+            return ReplicaFailed(row, observation.reason)
         case OrderEnded(success=True):
             if row.error == REPORTED_STARTED:
                 return row

@@ -20,7 +20,7 @@ from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, Json, among, now
 
 
-class Model(msgspec.Struct, frozen=True):
+class StoredModel(msgspec.Struct, frozen=True):
     id: str  # what clients call it
     definition: dict[str, Any]
     revision: str
@@ -76,39 +76,39 @@ _FORGET_PREVIOUS_REVISIONS = (
 )
 
 
-async def put(tx: Transaction, model: Model) -> Model:
+async def put(tx: Transaction, model: StoredModel) -> StoredModel:
     """New, or in place of the one of that id; then who made it and when stay. Moments are the database's: what comes
     back is what was written."""
-    written = record(Model, await tx.fetch_one(_PUT, columns_of(model)))
+    written = record(StoredModel, await tx.fetch_one(_PUT, columns_of(model)))
     assert written is not None
     return written
 
 
-async def find(tx: Transaction, model_id: str) -> Model | None:
+async def find(tx: Transaction, model_id: str) -> StoredModel | None:
     """In a write transaction the row is locked until its end."""
-    return record(Model, await tx.lock_one(_BY_ID, {"id": model_id}))
+    return record(StoredModel, await tx.lock_one(_BY_ID, {"id": model_id}))
 
 
-async def get(tx: Transaction, model_id: str) -> Model:
+async def get(tx: Transaction, model_id: str) -> StoredModel:
     model = await find(tx, model_id)
     if model is None:
         raise NotFound(f"there is no model {model_id}")
     return model
 
 
-async def list_(tx: Transaction, ids: Sequence[str] | None = None) -> list[Model]:
+async def list_(tx: Transaction, ids: Sequence[str] | None = None) -> list[StoredModel]:
     """By name; only these when some are named."""
     if ids is None:
-        return records(Model, await tx.fetch_all(_ALL))
-    return records(Model, await tx.fetch_all(_THESE, {"ids": ids}))
+        return records(StoredModel, await tx.fetch_all(_ALL))
+    return records(StoredModel, await tx.fetch_all(_THESE, {"ids": ids}))
 
 
 async def list_ids(tx: Transaction) -> list[str]:
     return [model_id for (model_id,) in await tx.fetch_all(_IDS)]
 
 
-async def list_of_origin(tx: Transaction, origin: str) -> list[Model]:
-    return records(Model, await tx.fetch_all(_OF_ORIGIN, {"origin": origin}))
+async def list_of_origin(tx: Transaction, origin: str) -> list[StoredModel]:
+    return records(StoredModel, await tx.fetch_all(_OF_ORIGIN, {"origin": origin}))
 
 
 async def delete(tx: Transaction, model_id: str) -> bool:
