@@ -30,7 +30,7 @@ GRPC = "grpc"
 PROTOCOLS = (OPENAI, GRPC)
 DEVICES = ("", "none", "one", "many")
 MAX_SLOTS = 65_536
-LONGEST_WAIT_S = 24 * 3600.0
+MAX_WAIT_S = 24 * 3600.0
 MAX_NEEDS = 64
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
@@ -123,8 +123,8 @@ def check_manifest(manifest: Manifest) -> None:
         raise Invalid(f"devices {manifest.devices!r} is none of none, one, many")
     if not 1 <= manifest.slots <= MAX_SLOTS:
         raise Invalid(f"slots must be 1 to {MAX_SLOTS}, not {manifest.slots}")
-    if not 0 < manifest.ready.timeout_s <= LONGEST_WAIT_S:
-        raise Invalid(f"ready.timeout_s must be above 0 and at most {LONGEST_WAIT_S:.0f}")
+    if not 0 < manifest.ready.timeout_s <= MAX_WAIT_S:
+        raise Invalid(f"ready.timeout_s must be above 0 and at most {MAX_WAIT_S:.0f}")
     if not manifest.ready.path.startswith("/") or any(ord(char) <= 0x20 for char in manifest.ready.path):
         raise Invalid(f"ready.path {manifest.ready.path!r} is not a path")
     for key in manifest.env:

@@ -20,7 +20,8 @@ from corral.contract.admin import (
     ScopeBody,
 )
 from corral.contract.messages.backends import UpgradeInfo
-from corral.controller.api.asking import (
+from corral.controller.api.auth import admins, viewers
+from corral.controller.api.backend_requests import (
     AnyRequest,
     Force,
     JobId,
@@ -33,7 +34,6 @@ from corral.controller.api.asking import (
     not_done_yet,
     read_operation_request,
 )
-from corral.controller.api.auth import admins, viewers
 from corral.controller.api.errors import plain as refuse
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.upgrades import UpgradeCheck

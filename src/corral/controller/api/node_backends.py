@@ -8,8 +8,15 @@ import msgspec
 from litestar import Controller, Response, get, post
 
 from corral.contract.admin import BackendBody, BackendVerified, JobAccepted, PlanView
-from corral.controller.api.asking import AnyRequest, Plan, accept, answer_job, not_done_yet, read_operation_request
 from corral.controller.api.auth import admins, viewers
+from corral.controller.api.backend_requests import (
+    AnyRequest,
+    Plan,
+    accept,
+    answer_job,
+    not_done_yet,
+    read_operation_request,
+)
 from corral.controller.api.errors import answer
 from corral.controller.inventory.verify import BackendVerifier
 from corral.controller.operations.backend_views import BackendViews

@@ -22,8 +22,8 @@ from corral.contract.admin import (
     Steered,
 )
 from corral.controller.access.keys import Access
-from corral.controller.api.asking import AnyRequest, JobId, Node, Plan, answer_job, read_operation_request
 from corral.controller.api.auth import admins, principal_of, viewers
+from corral.controller.api.backend_requests import AnyRequest, JobId, Node, Plan, answer_job, read_operation_request
 from corral.controller.api.events import operation_frames, stream_of
 from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.service import Operations

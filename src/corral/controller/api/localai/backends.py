@@ -9,7 +9,8 @@ from litestar import Controller, Response, get, post
 
 from corral.contract.admin import BackendBody, BackendJob, PlanView
 from corral.contract.messages.backends import UpgradeInfo
-from corral.controller.api.asking import (
+from corral.controller.api.auth import admins, viewers
+from corral.controller.api.backend_requests import (
     AnyRequest,
     Force,
     JobId,
@@ -20,7 +21,6 @@ from corral.controller.api.asking import (
     answer_backend_job,
     read_operation_request,
 )
-from corral.controller.api.auth import admins, viewers
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.upgrades import UpgradeCheck
 from corral.controller.operations.available import available_entries, known_entries

@@ -1,4 +1,4 @@
-"""A request about backends, from its body to the operation it becomes: what the doors of backends have in common."""
+"""A request about backends, from its body to the operation that it becomes: shared by all routes of backends."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ async def read_operation_request(
     scope = await operations.scope(node=body.node, selector=body.selector)
     by = principal_of(request).name
     return parse_request(
-        kind, asked_of(kind, body), scope=scope, force=body.force, max_parallel=body.max_parallel, by=by
+        kind, backend_request_of(kind, body), scope=scope, force=body.force, max_parallel=body.max_parallel, by=by
     )
 
 
-def asked_of(kind: OperationKind, body: BackendBody) -> BackendRequest:
+def backend_request_of(kind: OperationKind, body: BackendBody) -> BackendRequest:
     """With a uri the backend's own name is `name`; without one it is what the gallery calls it."""
     backend = body.backend or body.id
     if not body.uri:
@@ -97,8 +97,8 @@ async def accept(operations: Operations, operation_request: OperationRequest) ->
 
 def not_done_yet(job: JobAccepted, view: OperationView, words: str) -> Response[JobAccepted]:
     """202, for whoever waited for the end: with how it stands on each node."""
-    told = msgspec.structs.replace(job, message=f"accepted, not done yet: {words}", nodes=view.nodes)
-    return Response(told, status_code=202)
+    unfinished = msgspec.structs.replace(job, message=f"accepted, not done yet: {words}", nodes=view.nodes)
+    return Response(unfinished, status_code=202)
 
 
 async def answer_backend_job(
