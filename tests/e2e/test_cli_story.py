@@ -193,7 +193,7 @@ def test_one_unknown_name_does_not_keep_the_others_from_it(fleet: Fleet, barn: P
     assert ran.stderr.startswith("corral: no node 'nobody'")
     assert [fleet.status(name) for name in ("attic", "byre")] == ["draining", "draining"]
     done(fleet, "nodes", "resume", "attic", "byre")
-    assert done(fleet, "nodes", "drain", "attic", "--wait", "10s").endswith("attic has nothing left to do\n")
+    assert done(fleet, "nodes", "drain", "attic", "--wait", "10s").endswith("attic is idle.\n")
     done(fleet, "nodes", "resume", "attic")
 
 
@@ -235,7 +235,7 @@ def test_a_token_is_good_until_it_is_revoked(fleet: Fleet) -> None:
 
 def test_a_machine_is_replaced_and_another_deleted(fleet: Fleet, barn: Process) -> None:
     before = fleet.nodes()["byre"]
-    assert done(fleet, "nodes", "replace", "byre").startswith("byre: the next machine that joins under this name")
+    assert done(fleet, "nodes", "replace", "byre").startswith("byre: the next machine that joins with this name")
     old = fleet.workers["byre"]
     assert old.wait(60) == 1
     assert old.output().splitlines()[-1].startswith("corral worker: the controller refuses the join token")

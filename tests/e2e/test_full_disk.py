@@ -85,7 +85,7 @@ def test_up_on_a_disk_without_room_says_so_and_starts_when_there_is_some(fleet: 
     assert said.startswith(f"corral: {fleet.data}: only ")
     assert "free some space, or choose another folder with --data" in said
     disk.fill()
-    assert "make room" in up(fleet, "--lan")
+    assert "free some space" in up(fleet, "--lan")
     disk.make_room()
     disk.resize("64m")
     fleet.start()
@@ -131,7 +131,7 @@ def test_join_on_a_full_disk_says_so_and_spends_nothing(fleet: Fleet, disk: Disk
         words = ("join", fleet.url, "--token", token, "--name", "barn", "--port", "0", "--data", str(data))
         said = fleet.refused(*words)
         assert str(data) in said
-        assert "No space left on device; make room" in said
+        assert "No space left on device; free disk space" in said
         full.make_room()
         assert "barn" not in fleet.nodes()
         worker = fleet.paste(f"corral join {fleet.url} --token {token} --name barn", "barn", CORRAL_DATA=str(data))

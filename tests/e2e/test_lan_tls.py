@@ -115,7 +115,7 @@ def test_the_commands_want_the_fleets_ca(fleet: Fleet) -> None:
     try:
         words = ("nodes", "list", "--url", fleet.url, "--key", fleet.key)
         assert "is not trusted" in fleet.refused(*words)
-        assert "not the one expected" in fleet.refused(*words, "--ca", "sha256:" + "0" * 64)
+        assert "not the pinned one" in fleet.refused(*words, "--ca", "sha256:" + "0" * 64)
         for ca in (pin, str(fleet.ca)):
             assert fleet.cli(*words, "--ca", ca).returncode == 0
     finally:

@@ -44,8 +44,8 @@ def find_pinned(pem: bytes, pin: str) -> str:
             return certificate
     offered = ", ".join(map(fingerprint, certificates)) or "no certificate"
     raise Denied(
-        f"the controller's CA is not the pinned one (it offers {offered}, --ca says {wanted}): copy the join line "
-        "again from `corral token create`; if it is right, another machine answers in the controller's place"
+        f"the controller's CA is not the pinned one (it offers {offered}, --ca says {wanted}): copy the fingerprint "
+        "again, `corral token create` prints it; if it is right, another machine answers in the controller's place"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import threading
 from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -39,6 +40,7 @@ Examples:
   corral join https://fleet:8080 --token SHARED --localai      (print the environment of a LocalAI worker)
 """
 CONNECT_TIMEOUT_S = 3.0
+WARN_AFTER_S = 2.0
 _SHOWN_OPTIONS = {"token", "token_file", "ca", "data", "name", "advertise", "labels", "host", "port", "vram_budget"}
 
 
@@ -139,8 +141,15 @@ def _join_command() -> Callable[..., int]:
         return flags
 
     def run(settings: Any) -> int:
-        warn_if_unreachable(settings)
-        return run_worker(settings, flags)
+        # Later than what ends the worker at its start, such as a data folder that it cannot write: that is the message
+        # then. In a thread, because the worker does not wait for the check.
+        warning = threading.Timer(WARN_AFTER_S, warn_if_unreachable, (settings,))
+        warning.daemon = True
+        warning.start()
+        try:
+            return run_worker(settings, flags)
+        finally:
+            warning.cancel()
 
     return settings_command(
         settings_of("worker"),
