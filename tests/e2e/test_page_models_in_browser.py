@@ -86,7 +86,7 @@ async def test_a_model_is_installed_loaded_changed_and_deleted(person: Watched, 
     await page.get_by_role("button", name="Why? smollm2-135m").click()
     why = page.get_by_role("dialog", name="Where smollm2-135m goes, and why")
     await why.locator("summary", has_text="barn").click()
-    await expect(why.get_by_role("row", name="slots")).to_contain_text("1 of at most 1 replicas of it there")
+    await expect(why.get_by_role("row", name="slots")).to_contain_text("runs 1 of at most 1 replicas of this model")
     await page.keyboard.press("Escape")
     await expect(why).to_be_hidden()
 
