@@ -40,7 +40,7 @@ class WorkerMetrics:
             ["kind", "outcome"],
             registry=self.registry,
         )
-        self.orders_under_way = Gauge(
+        self.running_orders = Gauge(
             "corral_worker_orders_under_way", "Accepted orders being carried out.", registry=self.registry
         )
 

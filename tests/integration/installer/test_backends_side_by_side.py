@@ -88,7 +88,8 @@ async def test_a_build_from_a_registry(
     told: list[Progress] = []
     source = image(f"{registry.host}/side/one:1", digest=made.digest)
     build = await installer.install(
-        request("cpu-x", source, asked_as="x", digest=made.digest, alias="x", version="1", gallery_url="g"), told.append
+        request("cpu-x", source, requested_as="x", digest=made.digest, alias="x", version="1", gallery_url="g"),
+        told.append,
     )
     assert build.digest == made.digest
     content = made.manifests["linux/amd64"][0].replace(":", "-")
@@ -207,7 +208,7 @@ async def test_names_that_are_none(installer: Installer, tmp_path: Path, name: s
     with pytest.raises(Invalid):
         await installer.install(request(name))
     with pytest.raises(Invalid):
-        await installer.install(request("demo", asked_as="../escape"))
+        await installer.install(request("demo", requested_as="../escape"))
     assert names_in(tmp_path) == before
 
 
@@ -219,7 +220,7 @@ async def test_no_source_at_all(installer: Installer) -> None:
 async def test_a_stray_file_in_the_way(installer: Installer, backends: Path) -> None:
     (backends / "demo").touch()
     (backends / "meta").touch()
-    await installer.install(request("demo", asked_as="meta"))
+    await installer.install(request("demo", requested_as="meta"))
     assert await names(installer) == ["demo", "meta"]
 
 
@@ -273,9 +274,9 @@ async def test_the_same_files_under_another_digest_are_not_fetched_again(
 
 
 async def test_an_upgrade_in_two_steps(installer: Installer, running: Running) -> None:
-    one = await installer.install(request("cpu-x", inline("one"), asked_as="x", alias="x"))
+    one = await installer.install(request("cpu-x", inline("one"), requested_as="x", alias="x"))
     running.folders.add(one.directory)
-    two = await installer.fetch_aside(request("cpu-x", inline("two"), asked_as="x", alias="x"))
+    two = await installer.fetch_aside(request("cpu-x", inline("two"), requested_as="x", alias="x"))
     current = await installer.find("x")
     assert current is not None
     assert current.digest == one.digest  # nothing has changed yet
@@ -344,7 +345,7 @@ async def test_no_earlier_version(installer: Installer) -> None:
 
 async def test_delete_by_any_name(installer: Installer, backends: Path) -> None:
     for name in ("cpu-x", "x", "shared"):
-        await installer.install(request("cpu-x", asked_as="x", alias="shared"))
+        await installer.install(request("cpu-x", requested_as="x", alias="shared"))
         gone = await installer.delete(name)
         assert gone.names == ("x", "cpu-x")
         assert await names(installer) == []
@@ -359,8 +360,8 @@ async def test_delete_what_is_not_there(installer: Installer) -> None:
 
 
 async def test_delete_while_something_runs_from_it(installer: Installer, running: Running) -> None:
-    one = await installer.install(request("demo", inline("one"), asked_as="meta"))
-    two = await installer.install(request("demo", inline("two"), asked_as="meta", force=True))
+    one = await installer.install(request("demo", inline("one"), requested_as="meta"))
+    two = await installer.install(request("demo", inline("two"), requested_as="meta", force=True))
     running.folders.add(one.directory)  # an old version counts too
     with pytest.raises(Conflict, match="is in use"):
         await installer.delete("meta")
@@ -400,15 +401,15 @@ async def test_what_is_started_while_it_is_deleted_keeps_its_files(
 
 
 async def test_a_build_another_meta_needs_stays(installer: Installer) -> None:
-    await installer.install(request("cpu-x", asked_as="one"))
-    await installer.install(request("cpu-x", asked_as="two"))
+    await installer.install(request("cpu-x", requested_as="one"))
+    await installer.install(request("cpu-x", requested_as="two"))
     assert (await installer.delete("one")).names == ("one",)
     assert await names(installer) == ["cpu-x", "two"]
     assert (await installer.delete("two")).names == ("two", "cpu-x")
 
 
 async def test_a_build_somebody_asked_for_by_name_stays(installer: Installer) -> None:
-    build = await installer.install(request("cpu-x", asked_as="x"))
+    build = await installer.install(request("cpu-x", requested_as="x"))
     await installer.install(request("cpu-x", digest=build.digest))
     assert (await installer.delete("x")).names == ("x",)
     assert await names(installer) == ["cpu-x"]

@@ -80,7 +80,7 @@ def test_an_order_for_a_meta() -> None:
     assert request == InstallRequest(
         name="cpu-llama-cpp",
         sources=(SOURCE,),
-        asked_as="llama-cpp",
+        requested_as="llama-cpp",
         digest=DIGEST,
         alias="llama-cpp",
         version="1",
@@ -93,12 +93,12 @@ def test_an_order_for_a_meta() -> None:
 
 def test_an_order_for_a_build_itself() -> None:
     request = request_of(UpgradeBackend(backend="cpu-x", variant="cpu-x", sources=(SOURCE,)))
-    assert (request.name, request.asked_as, request.force) == ("cpu-x", "", False)
+    assert (request.name, request.requested_as, request.force) == ("cpu-x", "", False)
 
 
 def test_an_order_with_a_source_of_its_own() -> None:
     request = request_of(InstallBackend(backend="oci://h/x:1", uri="oci://h/x:1", name="mine", sources=(SOURCE,)))
-    assert (request.name, request.asked_as) == ("mine", "")
+    assert (request.name, request.requested_as) == ("mine", "")
 
 
 def test_orders_that_cannot_be_carried_out() -> None:

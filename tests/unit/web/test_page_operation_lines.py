@@ -29,7 +29,7 @@ MIB = 2**20
 def test_where_and_how_it_stands(more: dict[str, Any], where: str, state: str, words: str) -> None:
     line = line_of(operation(on("barn"), **more), NOON)
     assert (line.what, line.where, line.state, line.words) == ("install vllm", where, state, words)
-    assert (line.asked, line.moving) == ("1 min ago", state not in ("completed", "cancelled"))
+    assert (line.requested, line.moving) == ("1 min ago", state not in ("completed", "cancelled"))
 
 
 def test_levers_fit_what_it_is_at() -> None:

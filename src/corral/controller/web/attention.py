@@ -33,8 +33,8 @@ class Group:
 class Pending:
     row: NodeRow
     address: str
-    asked_at: str
-    asked: str
+    requested_at: str
+    requested: str
 
 
 @dataclass(frozen=True)

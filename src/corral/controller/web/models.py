@@ -100,8 +100,8 @@ def catalogue_of(
     by_model: dict[str, list[Mapping[str, Any]]] = {}
     for row in replicas:
         by_model.setdefault(str(row["model_name"]), []).append(row)
-    told = {load.model: load for load in loads}
-    lines = [line_of(model, told.get(model.id), by_model.get(model.id, ()), now) for model in models]
+    load_of = {load.model: load for load in loads}
+    lines = [line_of(model, load_of.get(model.id), by_model.get(model.id, ()), now) for model in models]
     only = filters.only if filters.only in dict(_ONLY) else ""
     words = filters.find.lower().split()
     fitting = [
@@ -200,16 +200,16 @@ def _words(model: ModelView, state: str, ready: int) -> str:
 
 
 def _facts(model: ModelView) -> list[str]:
-    told = [model.backend or "no backend", size(model.size_bytes) if model.size_bytes else ""]
-    told.append(f"context {model.context_size}" if model.context_size else "")
+    parts = [model.backend or "no backend", size(model.size_bytes) if model.size_bytes else ""]
+    parts.append(f"context {model.context_size}" if model.context_size else "")
     if model.alias:
-        told = [f"stands for {model.alias}"]
-    told.append(wanted(model.schedule))
+        parts = [f"stands for {model.alias}"]
+    parts.append(wanted(model.schedule))
     if model.schedule is not None and model.schedule.node_selector:
-        told.append(f"on nodes with {_labels(model.schedule)}")
-    told.append("pinned" if model.pinned else "")
-    told.append(f"from the file {model.source.partition('/')[2]}" if model.origin == "file" else model.source)
-    return [fact for fact in told if fact]
+        parts.append(f"on nodes with {_labels(model.schedule)}")
+    parts.append("pinned" if model.pinned else "")
+    parts.append(f"from the file {model.source.partition('/')[2]}" if model.origin == "file" else model.source)
+    return [fact for fact in parts if fact]
 
 
 def _replica(model: ModelView, row: Mapping[str, Any], moving: LoadStatus | None, now: datetime) -> ReplicaLine:
@@ -275,13 +275,13 @@ def _amount(load: LoadStatus | None) -> str:
 def _schedule(schedule: ScheduleView | None) -> str:
     if schedule is None:
         return ""
-    told = {
+    parts = {
         "min": schedule.min_replicas,
         "max": schedule.max_replicas,
         "all": schedule.spread_all,
         "selector": _labels(schedule),
     }
-    return msgspec.json.encode(told).decode()
+    return msgspec.json.encode(parts).decode()
 
 
 def _labels(schedule: ScheduleView) -> str:

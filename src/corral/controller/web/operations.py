@@ -60,8 +60,8 @@ class OperationLine:
     moving: bool
     message: str
     error: str
-    asked_at: str
-    asked: str
+    requested_at: str
+    requested: str
     by: str
     handle: str
     counts: str
@@ -111,8 +111,8 @@ def line_of(view: OperationView, now: datetime) -> OperationLine:
         moving=moving,
         message="" if view.message == "completed" else view.message,
         error=view.error,
-        asked_at=view.created_at,
-        asked=ago(parse_moment(view.created_at), now),
+        requested_at=view.created_at,
+        requested=ago(parse_moment(view.created_at), now),
         by=view.created_by,
         handle="the controller" if view.scope == "controller" else counted(total, "node", "nodes"),
         counts=counts_of(view.counts),

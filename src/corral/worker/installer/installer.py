@@ -353,7 +353,7 @@ class Installer:
 
     async def _keep_meta(self, request: InstallRequest, build: InstalledBackend) -> None:
         """Write the folder of a meta backend: its name, and the build it stands for."""
-        name = request.asked_as
+        name = request.requested_as
         if not name or name == request.name or await run_uncancelled(self._folder(name).exists):
             return
         known = (await self.inventory()).metas.get(name)
@@ -443,7 +443,7 @@ def _combined_error(failures: list[CorralError], request: InstallRequest) -> Cor
 
 
 def _is_direct(request: InstallRequest) -> bool:
-    return request.asked_as in ("", request.name)
+    return request.requested_as in ("", request.name)
 
 
 def _find_version(folder: BackendFolder, digest: str) -> InstalledBackend | None:

@@ -18,7 +18,7 @@ class InstallRequest(Message, frozen=True):
 
     name: str = always(str)  # of the build: the folder's name
     sources: tuple[Source, ...] = ()  # alternatives for the same content, best first
-    asked_as: str = ""  # the meta that was resolved to this build; empty: the build itself was meant
+    requested_as: str = ""  # the meta that was resolved to this build; empty: the build itself was meant
     digest: str = ""  # what the inventory must show afterwards; empty: whatever the source has
     alias: str = ""
     version: str = ""
@@ -33,7 +33,7 @@ class InstallRequest(Message, frozen=True):
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset({self.name, self.asked_as, self.alias} - {""})
+        return frozenset({self.name, self.requested_as, self.alias} - {""})
 
 
 def request_of(order: InstallBackend | UpgradeBackend) -> InstallRequest:
@@ -44,7 +44,7 @@ def request_of(order: InstallBackend | UpgradeBackend) -> InstallRequest:
     return InstallRequest(
         name=check_name(name),
         sources=order.sources,
-        asked_as=check_name(order.backend) if order.backend not in ("", name) and not order.uri else "",
+        requested_as=check_name(order.backend) if order.backend not in ("", name) and not order.uri else "",
         digest=order.digest,
         alias=order.alias,
         version=order.version,

@@ -118,11 +118,11 @@ class BackendResolver:
 
 
 def _request(order: Order, found: ResolvedBackend) -> InstallRequest:
-    asked_as = order.backend if order.backend not in ("", found.variant) else ""
+    requested_as = order.backend if order.backend not in ("", found.variant) else ""
     request = InstallRequest(
         name=check_name(found.variant),
         sources=found.sources,
-        asked_as=check_name(asked_as) if asked_as else "",
+        requested_as=check_name(requested_as) if requested_as else "",
         digest=found.digest,
         alias=order.alias or found.alias,
         version=found.version,

@@ -79,7 +79,7 @@ def _session(pid: int) -> int:
 def listens_elsewhere(port: int, shim_pid: int) -> bool:
     """Whether a process that is no child of the shim listens on the port. False where that cannot be determined: for a
     backend in a container of its own, and on systems other than Linux."""
-    inodes = _listening_inodes(port)
+    inodes = _listener_inodes(port)
     if not inodes:
         return False
     try:
@@ -89,7 +89,7 @@ def listens_elsewhere(port: int, shim_pid: int) -> bool:
     return not any(_holds(process.pid, inodes) for process in ours)
 
 
-def _listening_inodes(port: int) -> set[str]:
+def _listener_inodes(port: int) -> set[str]:
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

@@ -28,7 +28,7 @@ class Exit(Message, frozen=True):
 
     code: int = 0
     signal: int = 0
-    asked: bool = False  # the worker stopped it
+    stopped_by_worker: bool = msgspec.field(default=False, name="asked")
     error: str = ""  # the command could not be run
     at: str = ""
     lost: bool = False  # its shim was killed, so the exit code is unknown
@@ -38,7 +38,7 @@ class Exit(Message, frozen=True):
             return "was lost: the process that watched it was killed"
         if self.error:
             return f"could not be run: {self.error}"
-        if self.signal == signal.SIGKILL and not self.asked:
+        if self.signal == signal.SIGKILL and not self.stopped_by_worker:
             return "was killed by SIGKILL, as the system does when memory runs out"
         if self.signal:
             return f"was killed by {_signal_name(self.signal)}"

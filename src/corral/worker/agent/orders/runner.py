@@ -149,5 +149,5 @@ class OrderRunner:
         await self._on_outcome(outcome)
 
     def _count(self) -> None:
-        self._metrics.orders_under_way.set(len(self._runs))
+        self._metrics.running_orders.set(len(self._runs))
         self._on_change()
