@@ -1,4 +1,4 @@
-"""Paths of modules and texts of log lines that documents mention exist. Links are `test_doc_links.py`'s."""
+"""Modules, classes and log lines that documents mention exist. Links are `test_doc_links.py`'s."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.
 TOUR = ROOT / "docs" / "tour.md"
 
 _CODE_SPAN = re.compile(r"`([^`\n]+)`")
+_CLASS = re.compile(r"[A-Z][a-z]+[A-Z]\w+")
 _MODULE = re.compile(r"[\w-]+(?:/[\w-]+)+\.(?:py|js|html)(?!\w)")
 
 
@@ -38,6 +39,25 @@ def test_modules_that_a_page_mentions_exist(page: Path) -> None:
     assert sorted(path for path in modules_in(page) if not is_there(path)) == []
 
 
+@lru_cache
+def code() -> str:
+    return "".join(path.read_text() for folder in ("src", "tests") for path in sorted((ROOT / folder).rglob("*.py")))
+
+
+@lru_cache
+def words() -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", code()))
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name != "wire"], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_classes_that_a_page_mentions_exist(page: Path) -> None:
+    """As a word of the code; the wire reference also names messages that only LocalAI has."""
+    spans = [span for span in _CODE_SPAN.findall(page.read_text()) if not span.startswith("serve(")]  # an example
+    assert sorted({name for span in spans for name in _CLASS.findall(span)} - words()) == []
+
+
 def log_lines() -> list[str]:
     """The last column of the table of states in the tour, and lines that are said to be logged."""
     text = TOUR.read_text()
@@ -49,7 +69,6 @@ def log_lines() -> list[str]:
 
 
 def test_log_lines_of_the_tour_are_logged() -> None:
-    code = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     lines = log_lines()
     assert len(lines) > 10
-    assert [line for line in lines if f'"{line}' not in code] == []
+    assert [line for line in lines if f'"{line}' not in code()] == []
