@@ -19,15 +19,15 @@ class Tokens(Controller):
     tags = ("join tokens",)
     guards = (admins,)
 
-    @get("/", summary="Join tokens, newest first")
+    @get("/", summary="List join tokens, newest first")
     async def list_tokens(self, join_tokens: JoinTokens) -> list[JoinTokenView]:
         return await join_tokens.list_views()
 
-    @post("/", summary="Make a join token; its secret is shown once")
+    @post("/", summary="Create a join token; the secret is shown once")
     async def create(self, request: AnyRequest, join_tokens: JoinTokens, data: CreateJoinToken) -> JoinTokenCreated:
         return await join_tokens.create(data, created_by=principal_of(request).key_id)
 
-    @delete("/{token_id:str}", status_code=204, summary="Nobody may join with this token any more")
+    @delete("/{token_id:str}", status_code=204, summary="Revoke a join token")
     async def revoke(self, join_tokens: JoinTokens, token_id: str) -> None:
         await join_tokens.revoke(token_id)
 
@@ -37,22 +37,24 @@ class Keys(Controller):
     tags = ("API keys",)
     guards = (admins,)
 
-    @get("/", summary="API keys, newest first")
+    @get("/", summary="List API keys, newest first")
     async def list_keys(self, access: Access) -> list[KeyView]:
         return await access.list_views()
 
-    @post("/", summary="Make an API key; its secret is shown once")
+    @post("/", summary="Create an API key; the secret is shown once")
     async def create(self, access: Access, data: CreateKey) -> KeyCreated:
         return await access.create(data)
 
     @delete(
-        "/{key_id:str}", status_code=204, summary="Revoke a key: refused within two seconds, running streams finish"
+        "/{key_id:str}",
+        status_code=204,
+        summary="Revoke an API key; it is refused within two seconds, running streams finish",
     )
     async def revoke(self, request: AnyRequest, access: Access, key_id: str) -> None:
         await access.revoke(key_id, by=principal_of(request).key_id)
 
 
-@get("/api/me", guards=[anybody_known], tags=["API keys"], summary="Whose key is this?")
+@get("/api/me", guards=[anybody_known], tags=["API keys"], summary="Get the name and role of the caller's key")
 async def me(request: AnyRequest) -> dict[str, str]:
     principal = principal_of(request)
     return {"key_id": principal.key_id, "name": principal.name, "role": principal.role.value}

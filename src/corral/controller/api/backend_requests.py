@@ -16,12 +16,12 @@ from corral.kit.errors import Invalid
 from corral.store.records import BackendRequest
 
 AnyRequest = Request[Any, Any, Any]
-Plan = Annotated[bool, Parameter(description="Tell what it would do on each node, and do nothing")]
-Force = Annotated[bool, Parameter(description="Fetch again what is there; a delete: though a model uses it")]
-Node = Annotated[str, Parameter(max_length=255, description="One node only, by id or name")]
+Plan = Annotated[bool, Parameter(description="Return the plan per node; change nothing")]
+Force = Annotated[bool, Parameter(description="Reinstall; for a delete: delete although a model uses it")]
+Node = Annotated[str, Parameter(max_length=255, description="Only this node, by id or name")]
 Selector = Annotated[str, Parameter(description="Only nodes with these labels: `tier=fast,!old`")]
-JobId = Annotated[str, Parameter(max_length=100, description="The operation's id")]
-MaxParallel = Annotated[str, Parameter(description="How many nodes of an upgrade switch at once: `25%`, `3`")]
+JobId = Annotated[str, Parameter(max_length=100, description="Id of the operation")]
+MaxParallel = Annotated[str, Parameter(description="Number of nodes that switch at the same time: `25%`, `3`")]
 
 _NODE_MAX = 255
 _SELECTOR_MAX = 512

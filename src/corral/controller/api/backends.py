@@ -44,13 +44,13 @@ from corral.controller.operations.service import Operations
 from corral.controller.operations.views import job_status
 from corral.kit.errors import CorralError, Invalid
 
-Term = Annotated[str, Parameter(description="Only those that have it in name, description, tags or gallery")]
-Tag = Annotated[str, Parameter(description="Only those with this tag")]
+Term = Annotated[str, Parameter(description="Only entries with this text in name, description, tags or gallery")]
+Tag = Annotated[str, Parameter(description="Only entries with this tag")]
 Page = Annotated[int, Parameter(ge=1, le=1_000_000)]
-Items = Annotated[int, Parameter(ge=1, le=10_000, description="So many on a page")]
+Items = Annotated[int, Parameter(ge=1, le=10_000, description="Entries per page")]
 Sort = Annotated[str, Parameter(description="name, repository, license or status")]
 Order = Annotated[str, Parameter(description="asc or desc")]
-Wait = Annotated[bool, Parameter(description="Answer when the galleries have been asked")]
+Wait = Annotated[bool, Parameter(description="Answer after the galleries were read")]
 
 
 class BackendRoutes(Controller):
@@ -58,7 +58,7 @@ class BackendRoutes(Controller):
     tags = ("backends",)
     guards = (viewers,)
 
-    @get("/", summary="What the galleries have, page by page, with where it is installed")
+    @get("/", summary="List the backends in the galleries by page, with the nodes that have them")
     async def list_page(
         self,
         installed: BackendViews,
@@ -80,15 +80,15 @@ class BackendRoutes(Controller):
     async def available(self, installed: BackendViews, catalogue: Catalogue) -> list[dict[str, Any]]:
         return available_entries(await catalogue.available(await installed.kinds()), await installed.everywhere())
 
-    @get("/matrix", summary="Backends × nodes: versions, what is newer, who differs, what is still to be done")
+    @get("/matrix", summary="Get the matrix of backends and nodes: versions, upgrades, drift, pending work")
     async def matrix(self, installed: BackendViews) -> BackendMatrix:
         return await installed.matrix()
 
-    @get("/upgrades", summary="What was last found that is newer, by name")
+    @get("/upgrades", summary="List the newer versions found by the last check, by backend")
     async def list_upgrades(self, upgrades: UpgradeCheck) -> dict[str, UpgradeInfo]:
         return (await upgrades.read()).upgrades
 
-    @get("/upgrades/checked", summary="The same, with when it was found")
+    @get("/upgrades/checked", summary="List the newer versions found by the last check, with the time of the check")
     async def checked_upgrades(self, upgrades: UpgradeCheck) -> BackendUpgrades:
         found = await upgrades.read()
         return BackendUpgrades(found.checked_at, found.upgrades)
@@ -97,7 +97,7 @@ class BackendRoutes(Controller):
         "/upgrades/check",
         guards=(admins,),
         status_code=200,
-        summary="Look now for something newer; answers with what is known so far, or with `wait` what was found",
+        summary="Check for newer versions now; answers with the last result, or with `wait` with the new one",
     )
     async def check_upgrades(self, upgrades: UpgradeCheck, wait: Wait = False) -> dict[str, UpgradeInfo]:
         if wait:
@@ -105,7 +105,9 @@ class BackendRoutes(Controller):
         await upgrades.request_check()
         return (await upgrades.read()).upgrades
 
-    @post("/upgrades/apply", guards=(admins,), status_code=202, summary="Upgrade everything that has something newer")
+    @post(
+        "/upgrades/apply", guards=(admins,), status_code=202, summary="Upgrade every backend that has a newer version"
+    )
     async def apply_upgrades(
         self, request: AnyRequest, operations: Operations, upgrades: UpgradeCheck, data: ScopeBody
     ) -> JobsAccepted:
@@ -119,13 +121,13 @@ class BackendRoutes(Controller):
                 refused[name] = error.message
         return JobsAccepted(tuple(jobs), refused)
 
-    @get("/job/{job_id:str}", summary="How a request is going; an unknown one counts as queued")
+    @get("/job/{job_id:str}", summary="Get the state of a job; an unknown one counts as queued")
     async def job(self, operations: Operations, job_id: JobId) -> dict[str, Any]:
         view = await operations.find_view(job_id)
         # A page may ask before the controller it reaches has seen what another one accepted.
         return job_status(view if view is not None else OperationView(message="queued", is_queued=True))
 
-    @post("/install/{name:path}", guards=(admins,), status_code=200, summary="Install, fetching again what is there")
+    @post("/install/{name:path}", guards=(admins,), status_code=200, summary="Install a backend, or reinstall it")
     async def install(
         self,
         request: AnyRequest,
@@ -138,7 +140,7 @@ class BackendRoutes(Controller):
         body = BackendBody(backend=_plain_name(name), node=node, selector=selector, force=True)
         return await _ask(request, operations, OperationKind.INSTALL, body, plan)
 
-    @post("/install-external", guards=(admins,), status_code=200, summary="Install from a uri of your own")
+    @post("/install-external", guards=(admins,), status_code=200, summary="Install a backend from a URI")
     async def install_external(
         self, request: AnyRequest, operations: Operations, data: BackendBody, plan: Plan = False
     ) -> Response[JobAccepted | PlanView]:
@@ -146,7 +148,7 @@ class BackendRoutes(Controller):
             raise Invalid("uri is required")
         return await _ask(request, operations, OperationKind.INSTALL, data, plan)
 
-    @post("/delete/{name:path}", guards=(admins,), status_code=200, summary="Delete on every node, or some")
+    @post("/delete/{name:path}", guards=(admins,), status_code=200, summary="Delete a backend on all nodes or some")
     async def delete(
         self,
         request: AnyRequest,
@@ -164,7 +166,7 @@ class BackendRoutes(Controller):
         "/system/delete/{name:path}",
         guards=(admins,),
         status_code=200,
-        summary="Delete on every node; answers when it is done, or 202 when a node is away or takes long",
+        summary="Delete a backend on every node; answers when it is deleted, or 202 if a node is away or needs long",
     )
     async def delete_now(self, request: AnyRequest, operations: Operations, name: str) -> Response[Any]:
         body = BackendBody(backend=_plain_name(name))
@@ -178,7 +180,9 @@ class BackendRoutes(Controller):
             return refuse(500, words, "failed", nodes=view.nodes)
         return not_done_yet(job, view, view.message)
 
-    @post("/upgrade/{name:path}", guards=(admins,), status_code=200, summary="Upgrade wherever it is installed")
+    @post(
+        "/upgrade/{name:path}", guards=(admins,), status_code=200, summary="Upgrade a backend on every node that has it"
+    )
     async def upgrade(
         self,
         request: AnyRequest,
@@ -192,7 +196,12 @@ class BackendRoutes(Controller):
         body = BackendBody(backend=_plain_name(name), node=node, selector=selector, max_parallel=max_parallel)
         return await _ask(request, operations, OperationKind.UPGRADE, body, plan)
 
-    @post("/rollback/{name:path}", guards=(admins,), status_code=200, summary="Back to the version before")
+    @post(
+        "/rollback/{name:path}",
+        guards=(admins,),
+        status_code=200,
+        summary="Roll a backend back to its previous version",
+    )
     async def rollback(
         self,
         request: AnyRequest,

@@ -20,22 +20,22 @@ from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.replicas.why import PlacementExplainer
 
 
-@get("/api/cluster", guards=[viewers], tags=["cluster"], summary="The fleet at a glance")
+@get("/api/cluster", guards=[viewers], tags=["cluster"], summary="Get an overview of the fleet")
 async def cluster(overview: Overview) -> Cluster:
     return await overview.read()
 
 
-@get("/api/galleries", guards=[viewers], tags=["cluster"], summary="The galleries, and which of them cannot be read")
+@get("/api/galleries", guards=[viewers], tags=["cluster"], summary="List galleries and which of them cannot be read")
 async def galleries(gallery_status: GalleryStatus) -> list[GalleryView]:
     return await gallery_status.read()
 
 
-@post("/api/apply", guards=[admins], status_code=200, tags=["fleet"], summary="Bring about what a file says")
+@post("/api/apply", guards=[admins], status_code=200, tags=["fleet"], summary="Apply a fleet file")
 async def apply_file(request: Request[Any, Any, Any], fleet_files: FleetFiles, data: ApplyBody) -> FleetDiff:
     return await fleet_files.apply(data, by=principal_of(request).name)
 
 
-@get("/api/export", guards=[viewers], tags=["fleet"], summary="The file that would bring this fleet about")
+@get("/api/export", guards=[viewers], tags=["fleet"], summary="Export the fleet as a file")
 async def export_file(fleet_files: FleetFiles) -> FleetFile:
     return await fleet_files.export()
 
@@ -45,11 +45,11 @@ class WhyRoutes(Controller):
     tags = ("why",)
     guards = (viewers,)
 
-    @get("/models/{model:str}", summary="Where a model's next replica would go: every node judged, with the numbers")
+    @get("/models/{model:str}", summary="Explain where the next replica of a model would go, node by node")
     async def model(self, explaining: PlacementExplainer, models: Models, model: str) -> WhyModel:
         return await explaining.model(await models.meant(whole_name(model)))
 
-    @get("/nodes/{node:str}", summary="What a node has left, what runs there, and which models it would take")
+    @get("/nodes/{node:str}", summary="Explain a node: free memory, replicas, and the models that would fit")
     async def node(self, explaining: PlacementExplainer, nodes: NodeAdmin, node: str) -> WhyNode:
         return await explaining.node((await nodes.view(node)).id)
 

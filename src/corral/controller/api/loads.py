@@ -18,9 +18,9 @@ from corral.controller.replicas.loads import LoadService
 from corral.kit.errors import Invalid, NotFound
 
 AnyRequest = Request[Any, Any, Any]
-Since = Annotated[int, Parameter(ge=0, description="Answer as soon as there is a higher version")]
-Wait = Annotated[float, Parameter(ge=0, le=60, description="Seconds to wait for one")]
-Force = Annotated[bool, Parameter(description="Whatever it is doing")]
+Since = Annotated[int, Parameter(ge=0, description="Answer when the version is higher than this")]
+Wait = Annotated[float, Parameter(ge=0, le=60, description="Seconds to wait for a higher version")]
+Force = Annotated[bool, Parameter(description="Stop the replica although it serves requests")]
 
 
 class UnloadBody(Message, frozen=True):
@@ -48,7 +48,11 @@ class ModelLoads(Controller):
     path = "/api/models/{model:str}"
     tags = ("models",)
 
-    @get("/load-status", guards=(anybody_known,), summary="How far a model's load is; 404 when there is none")
+    @get(
+        "/load-status",
+        guards=(anybody_known,),
+        summary="Get the progress of a model's load; 404 if the model is not being loaded",
+    )
     async def load_status(
         self, request: AnyRequest, loads: LoadService, models: Models, model: str, since: Since = 0, wait_s: Wait = 0.0
     ) -> LoadStatus:
@@ -61,12 +65,17 @@ class ModelLoads(Controller):
         return found
 
     @post(
-        "/load", guards=(admins,), status_code=202, summary="Have a replica of it loaded, out of a gallery if need be"
+        "/load",
+        guards=(admins,),
+        status_code=202,
+        summary="Load a replica of a model; installs the model from a gallery if it is missing",
     )
     async def load(self, request: AnyRequest, loads: LoadService, model: str) -> LoadStatus:
         return await loads.request(whole_name(model), by=principal_of(request).name, current=True)
 
-    @post("/unload", guards=(admins,), status_code=200, summary="End its replicas when they have done their work")
+    @post(
+        "/unload", guards=(admins,), status_code=200, summary="Unload a model; its replicas finish their requests first"
+    )
     async def unload(
         self, request: AnyRequest, loads: LoadService, models: Models, model: str, force: Force = False
     ) -> dict[str, Any]:
@@ -74,7 +83,7 @@ class ModelLoads(Controller):
         ended = await loads.unload(name, force=force, by=principal_of(request).name)
         return {"message": f"{ended} replica{'s' if ended != 1 else ''} will end", "replicas": ended}
 
-    @get("/replicas", guards=(viewers,), summary="Its replicas: where, in which state, what they are doing")
+    @get("/replicas", guards=(viewers,), summary="List the replicas of a model with node, state and activity")
     async def replicas(self, replica_rows: ReplicaListing, models: Models, model: str) -> list[dict[str, Any]]:
         return await replica_rows.list_(model=await _meant(models, whole_name(model)))
 
@@ -84,22 +93,27 @@ class NodeModels(Controller):
     tags = ("replicas",)
     guards = (viewers,)
 
-    @get("/models", summary="Replicas that can answer now")
+    @get("/models", summary="List the replicas that can answer now")
     async def all_models(self, replica_rows: ReplicaListing) -> list[dict[str, Any]]:
         return await replica_rows.list_(answering=True)
 
-    @get("/{node:str}/models", summary="Replicas of one node, in any state")
+    @get("/{node:str}/models", summary="List the replicas on a node, in any state")
     async def models(self, nodes: NodeAdmin, replica_rows: ReplicaListing, node: str) -> list[dict[str, Any]]:
         return await replica_rows.list_(node_id=(await nodes.view(node)).id)
 
-    @post("/{node:str}/models/unload", guards=(admins,), status_code=200, summary="End a model's replicas there")
+    @post("/{node:str}/models/unload", guards=(admins,), status_code=200, summary="Unload a model on a node")
     async def unload(
         self, request: AnyRequest, nodes: NodeAdmin, loads: LoadService, node: str, data: UnloadBody
     ) -> dict[str, str]:
         await self._unload(request, nodes, loads, node, data)
         return {"message": "model unloaded"}
 
-    @post("/{node:str}/models/delete", guards=(admins,), status_code=200, summary="The same; its files stay")
+    @post(
+        "/{node:str}/models/delete",
+        guards=(admins,),
+        status_code=200,
+        summary="Unload a model on a node; its files stay",
+    )
     async def delete(
         self, request: AnyRequest, nodes: NodeAdmin, loads: LoadService, node: str, data: UnloadBody
     ) -> dict[str, str]:

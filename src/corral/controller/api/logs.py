@@ -24,8 +24,8 @@ from corral.controller.registry.nodes import NodeAdmin
 from corral.kit.errors import CorralError
 
 LOGS = "/v1/backend-logs"
-Tail = Annotated[int | None, Parameter(ge=0, le=100_000, description="The last so many lines")]
-Follow = Annotated[bool, Parameter(description="Go on with each new line, one JSON object per line")]
+Tail = Annotated[int | None, Parameter(ge=0, le=100_000, description="Number of last lines")]
+Follow = Annotated[bool, Parameter(description="Follow new lines, one JSON object per line")]
 
 
 class NodeLogRoutes(Controller):
@@ -33,11 +33,15 @@ class NodeLogRoutes(Controller):
     tags = ("backends of a node",)
     guards = (viewers,)
 
-    @get("/", summary="Models and backends that wrote something", media_type="application/json")
+    @get("/", summary="List the models and backends of a node that have logs", media_type="application/json")
     async def names(self, nodes: NodeAdmin, ingresses: IngressClient, node: str) -> Response[bytes]:
         return Response(await ingresses.logs(await nodes.node(node), LOGS), media_type="application/json")
 
-    @get("/{model:path}", summary="Their last lines; `model#N` is one replica", media_type="application/json")
+    @get(
+        "/{model:path}",
+        summary="Get the last log lines of a model or backend; `model#N` is one replica",
+        media_type="application/json",
+    )
     async def lines(
         self,
         request: Request[Any, Any, Any],

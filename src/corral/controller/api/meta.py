@@ -34,7 +34,7 @@ async def metrics(controller_metrics: ControllerMetrics) -> Response[bytes]:
     return Response(generate_latest(controller_metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-@get("/ca.pem", tags=["cluster"], summary="The cluster's CA certificate; the join line says its fingerprint")
+@get("/ca.pem", tags=["cluster"], summary="Get the CA certificate of the fleet; the join line has its fingerprint")
 async def ca_certificate(request: AnyRequest) -> Response[str]:
     pem = request.app.state.ca_pem
     if not pem:

@@ -28,8 +28,10 @@ from corral.controller.models.service import Models
 from corral.kit.errors import Invalid
 
 AnyRequest = Request[Any, Any, Any]
-Term = Annotated[str, Parameter(max_length=200, description="Only with these words in name, description or tags")]
-Force = Annotated[bool, Parameter(description="Though other models stand for it, or a file defines it")]
+Term = Annotated[
+    str, Parameter(max_length=200, description="Only entries with these words in name, description or tags")
+]
+Force = Annotated[bool, Parameter(description="Although aliases refer to the model or a file defines it")]
 
 
 class ModelRoutes(Controller):
@@ -37,23 +39,23 @@ class ModelRoutes(Controller):
     tags = ("models",)
     guards = (viewers,)
 
-    @get("/", summary="Every model, in name order")
+    @get("/", summary="List models by name")
     async def list_models(self, models: Models) -> list[ModelView]:
         return await models.list_views()
 
-    @get("/available", summary="What the galleries have")
+    @get("/available", summary="List the models in the galleries")
     async def available(self, models: Models, term: Term = "") -> list[AvailableModel]:
         return await models.available(term)
 
-    @get("/available/{model:str}", summary="One entry of a gallery, with the definition that installing it would give")
+    @get("/available/{model:str}", summary="Get a gallery entry with the definition that an install would create")
     async def show_available(self, models: Models, model: str) -> AvailableModel:
         return await models.available_one(whole_name(model))
 
-    @get("/{model:str}", summary="One model, with its whole definition")
+    @get("/{model:str}", summary="Get a model with its definition")
     async def show(self, models: Models, model: str) -> ModelView:
         return await models.view(whole_name(model))
 
-    @post("/", guards=(admins,), summary="Install a model out of a gallery, or by its definition")
+    @post("/", guards=(admins,), summary="Install a model from a gallery or by its definition")
     async def install(self, request: AnyRequest, models: Models, fetches: Fetches, data: InstallModel) -> ModelChanged:
         by = principal_of(request).name
         changed = await models.install(data, by=by)
@@ -61,19 +63,24 @@ class ModelRoutes(Controller):
             return changed
         return msgspec.structs.replace(changed, job_id=await fetches.request(changed.id, by=by))
 
-    @put("/{model:str}", guards=(admins,), summary="Give a model exactly this definition")
+    @put("/{model:str}", guards=(admins,), summary="Replace the definition of a model")
     async def replace(self, models: Models, model: str, data: EditModel) -> ModelChanged:
         if data.changes:
             raise Invalid("changes are for PATCH; PUT takes a whole definition")
         return await models.edit(whole_name(model), data)
 
-    @patch("/{model:str}", guards=(admins,), summary="Change these keys of a model's definition; null takes one away")
+    @patch("/{model:str}", guards=(admins,), summary="Change keys of a model's definition; null removes a key")
     async def change(self, models: Models, model: str, data: EditModel) -> ModelChanged:
         if not data.changes:
             raise Invalid('say which keys change: {"changes": {…}}')
         return await models.edit(whole_name(model), data)
 
-    @delete("/{model:str}", guards=(admins,), status_code=200, summary="Delete a model; its replicas end their work")
+    @delete(
+        "/{model:str}",
+        guards=(admins,),
+        status_code=200,
+        summary="Delete a model; its replicas finish their requests first",
+    )
     async def remove(self, models: Models, model: str, force: Force = False) -> ModelChanged:
         return await models.delete(whole_name(model), force=force)
 
@@ -83,18 +90,23 @@ class ScheduleRoutes(Controller):
     tags = ("models",)
     guards = (viewers,)
 
-    @get("/", summary="Every model's schedule")
+    @get("/", summary="List the schedules of models")
     async def list_schedules(self, schedules: Schedules) -> list[ScheduleView]:
         return await schedules.list_views()
 
-    @get("/{model:str}", summary="How many replicas of a model there should be, and where")
+    @get("/{model:str}", summary="Get a model's schedule: the number of replicas and their nodes")
     async def show(self, schedules: Schedules, model: str) -> ScheduleView:
         return await schedules.view(whole_name(model))
 
-    @post("/", guards=(admins,), status_code=200, summary="Say so")
+    @post("/", guards=(admins,), status_code=200, summary="Set a model's schedule")
     async def put_schedule(self, schedules: Schedules, data: ScheduleBody) -> ScheduleView:
         return await schedules.put(data)
 
-    @delete("/{model:str}", guards=(admins,), status_code=204, summary="As many as requests need, anywhere")
+    @delete(
+        "/{model:str}",
+        guards=(admins,),
+        status_code=204,
+        summary="Delete a model's schedule: as many replicas as requests need, on any node",
+    )
     async def remove(self, schedules: Schedules, model: str) -> None:
         await schedules.delete(whole_name(model))

@@ -29,14 +29,14 @@ class NodeApiRoutes(Controller):
     path = "/api/node"
     tags = ("node self-service",)
 
-    @post("/register", summary="Join the fleet, or come back to it", status_code=201)
+    @post("/register", summary="Register a worker, new or returning", status_code=201)
     async def register(self, request: AnyRequest, node_api: NodeApi, access: Access) -> Response[bytes]:
         caller = await _caller(request, access)
         return _json(await node_api.register(await _body(request, RegisterNode), caller), 201)
 
     @post(
         "/{node_id:str}/credentials",
-        summary="Fresh bus credentials and certificate; nothing else changes",
+        summary="Renew the bus credentials and the certificate of a worker",
         status_code=200,
     )
     async def credentials(
@@ -46,33 +46,33 @@ class NodeApiRoutes(Controller):
         request_body = await _body(request, RefreshCredentials)
         return _json(await node_api.refresh(node_id, request_body.csr, caller))
 
-    @post("/{node_id:str}/heartbeat", summary="I am alive", status_code=200)
+    @post("/{node_id:str}/heartbeat", summary="Report a heartbeat", status_code=200)
     async def heartbeat(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> Response[bytes]:
         caller = await _caller(request, access)
         beat = await _body(request, HttpHeartbeat)
         return _json(await node_api.heartbeat(node_id, beat, caller))
 
-    @post("/{node_id:str}/drain", summary="Send me no new work", status_code=200)
+    @post("/{node_id:str}/drain", summary="Drain the calling worker's node", status_code=200)
     async def drain(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> dict[str, str]:
         await node_api.drain(node_id, await _caller(request, access))
         return {"message": "node set to draining"}
 
-    @post("/{node_id:str}/resume", summary="Send me work again", status_code=200)
+    @post("/{node_id:str}/resume", summary="Resume the calling worker's node", status_code=200)
     async def resume(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> dict[str, str]:
         await node_api.resume(node_id, await _caller(request, access))
         return {"message": "node resumed"}
 
-    @post("/{node_id:str}/deregister", summary="Goodbye", status_code=200)
+    @post("/{node_id:str}/deregister", summary="Report that the worker leaves", status_code=200)
     async def deregister(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> dict[str, str]:
         await node_api.deregister(node_id, await _caller(request, access))
         return {"message": "node set to offline"}
 
-    @delete("/{node_id:str}", summary="Goodbye", status_code=200)
+    @delete("/{node_id:str}", summary="Report that the worker leaves", status_code=200)
     async def leave(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> dict[str, str]:
         await node_api.deregister(node_id, await _caller(request, access))
         return {"message": "node set to offline"}
 
-    @get("/{node_id:str}/models", summary="The replicas you think I have")
+    @get("/{node_id:str}/models", summary="List the replicas that the controller expects on the calling worker")
     async def models(
         self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access, replica_rows: ReplicaListing
     ) -> list[dict[str, object]]:

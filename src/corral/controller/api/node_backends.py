@@ -29,23 +29,25 @@ class NodeBackendRoutes(Controller):
     tags = ("backends of a node",)
     guards = (viewers,)
 
-    @get("/", summary="What is installed on this node, and what is still to be done there")
+    @get("/", summary="List the backends of a node: installed and pending")
     async def list_backends(self, installed: BackendViews, node: str) -> list[dict[str, Any]]:
         return await installed.on_node(node)
 
-    @post("/install", guards=(admins,), status_code=202, summary="Install on this node: from a gallery, or a uri")
+    @post("/install", guards=(admins,), status_code=202, summary="Install a backend on a node, from a gallery or a URI")
     async def install(
         self, request: AnyRequest, operations: Operations, node: str, data: BackendBody, plan: Plan = False
     ) -> Response[JobAccepted | PlanView]:
         return await self._ask(request, operations, OperationKind.INSTALL, node, data, plan)
 
-    @post("/upgrade", guards=(admins,), status_code=202, summary="Upgrade on this node")
+    @post("/upgrade", guards=(admins,), status_code=202, summary="Upgrade a backend on a node")
     async def upgrade(
         self, request: AnyRequest, operations: Operations, node: str, data: BackendBody, plan: Plan = False
     ) -> Response[JobAccepted | PlanView]:
         return await self._ask(request, operations, OperationKind.UPGRADE, node, data, plan)
 
-    @post("/rollback", guards=(admins,), status_code=202, summary="Back to the version before, on this node")
+    @post(
+        "/rollback", guards=(admins,), status_code=202, summary="Roll a backend back to its previous version on a node"
+    )
     async def rollback(
         self, request: AnyRequest, operations: Operations, node: str, data: BackendBody, plan: Plan = False
     ) -> Response[JobAccepted | PlanView]:
@@ -55,7 +57,7 @@ class NodeBackendRoutes(Controller):
         "/delete",
         guards=(admins,),
         status_code=200,
-        summary="Delete on this node; answers when it is done, or 202 when the node is away or takes long",
+        summary="Delete a backend on a node; answers when it is deleted, or 202 if the node is away or needs long",
     )
     async def delete(
         self, request: AnyRequest, operations: Operations, node: str, data: BackendBody, plan: Plan = False
@@ -72,7 +74,7 @@ class NodeBackendRoutes(Controller):
             return answer(500, words, "node_error", nodes=view.nodes)
         return not_done_yet(job, view, next((row.error for row in view.nodes if row.error), view.message))
 
-    @post("/verify", guards=(admins,), status_code=200, summary="Read every file of it again: is it still whole?")
+    @post("/verify", guards=(admins,), status_code=200, summary="Verify the installed files of a backend on a node")
     async def verify(self, integrity: BackendVerifier, node: str, data: BackendBody) -> BackendVerified:
         return await integrity.verify(node, data.backend or data.name)
 

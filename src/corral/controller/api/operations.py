@@ -30,10 +30,12 @@ from corral.controller.operations.service import Operations
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.kit.errors import Invalid
 
-All = Annotated[bool, Parameter(description="Also those that have ended or were dismissed, the newest first")]
-Limit = Annotated[int, Parameter(ge=1, le=1000, description="At most so many")]
-After = Annotated[str, Parameter(description="With `all`: only those before this one, the last of the page before")]
-Rows = Annotated[bool, Parameter(description="false: only how many nodes are at what; quick, however many there are")]
+All = Annotated[bool, Parameter(description="Include ended and dismissed operations, newest first")]
+Limit = Annotated[int, Parameter(ge=1, le=1000, description="Maximum number of entries")]
+After = Annotated[
+    str, Parameter(description="With `all`: only operations before this one, the last of the previous page")
+]
+Rows = Annotated[bool, Parameter(description="false: only counts of nodes per state, which is fast for large fleets")]
 
 
 class OperationRoutes(Controller):
@@ -41,7 +43,7 @@ class OperationRoutes(Controller):
     tags = ("operations",)
     guards = (viewers,)
 
-    @get("/", summary="What is under way, waits or fails; with `all` also what has ended")
+    @get("/", summary="List operations that run, wait or fail; with `all` also ended ones")
     async def list_operations(
         self, operations: Operations, all: All = False, limit: Limit = 50, after: After = "", rows: Rows = True
     ) -> OperationList:
@@ -59,22 +61,22 @@ class OperationRoutes(Controller):
         operation_request = await read_operation_request(request, operations, kind_of(data.kind), data)
         return await answer_job(operations, operation_request, plan=plan, status=202)
 
-    @get("/history", summary="The last 50 that ended, the newest first")
+    @get("/history", summary="List the last 50 ended operations, newest first")
     async def history(self, operations: Operations) -> OperationHistory:
         return await operations.history()
 
-    @delete("/history", guards=(admins,), status_code=200, summary="Forget what has ended")
+    @delete("/history", guards=(admins,), status_code=200, summary="Delete the history of ended operations")
     async def clear_history(self, operations: Operations) -> dict[str, bool]:
         await operations.clear_history()
         return {"success": True}
 
-    @get("/{job_id:str}", summary="One operation, with a row per node")
+    @get("/{job_id:str}", summary="Get an operation with one row per node")
     async def show(self, operations: Operations, job_id: JobId) -> OperationView:
         return await operations.view(job_id)
 
     @get(
         "/{job_id:str}/events",
-        summary="Follow one operation: `operation` events, at most 4 a second, until it has ended",
+        summary="Follow an operation: `operation` events, at most 4 per second, until it ends",
         media_type="text/event-stream",
     )
     async def follow(
@@ -87,7 +89,7 @@ class OperationRoutes(Controller):
         "/{job_id:str}/cancel",
         guards=(admins,),
         status_code=200,
-        summary="Stop the bytes and take it back; with `node`, there only",
+        summary="Cancel an operation: stop transfers and withdraw its rule; with `node`, on that node only",
     )
     async def cancel(self, operations: Operations, job_id: JobId, node: Node = "") -> Steered:
         notes = await operations.cancel(job_id, node=node)
@@ -97,7 +99,7 @@ class OperationRoutes(Controller):
         "/{job_id:str}/pause",
         guards=(admins,),
         status_code=200,
-        summary="As cancel; what was fetched is kept, and a retry goes on from there",
+        summary="Pause an operation: cancel it and keep the bytes that were fetched; a retry resumes there",
     )
     async def pause(self, operations: Operations, job_id: JobId, node: Node = "") -> Steered:
         notes = await operations.pause(job_id, node=node)
@@ -107,7 +109,7 @@ class OperationRoutes(Controller):
         "/{job_id:str}/retry",
         guards=(admins,),
         status_code=200,
-        summary="Try again now what is failing; with `node`, there only. What was cancelled is asked for anew",
+        summary="Retry failing nodes now; with `node`, that node only. A cancelled operation is requested again",
     )
     async def retry(self, request: AnyRequest, operations: Operations, job_id: JobId, node: Node = "") -> Steered:
         again = await operations.retry(job_id, node=node, by=principal_of(request).name)
@@ -119,7 +121,7 @@ class OperationRoutes(Controller):
         "/{job_id:str}/withdraw",
         guards=(admins,),
         status_code=200,
-        summary="Take it back; what runs may end, nothing new begins",
+        summary="Withdraw an operation: running nodes finish, no other node starts",
     )
     async def withdraw(self, operations: Operations, job_id: JobId) -> Steered:
         notes = await operations.withdraw(job_id)
@@ -129,7 +131,7 @@ class OperationRoutes(Controller):
         "/{job_id:str}/dismiss",
         guards=(admins,),
         status_code=200,
-        summary="Show it no more; what it asks for goes on",
+        summary="Dismiss an operation: hide it; the operation itself continues",
     )
     async def dismiss(self, operations: Operations, job_id: JobId) -> Steered:
         await operations.dismiss(job_id)

@@ -13,16 +13,21 @@ from corral.controller.api.auth import viewers
 from corral.controller.gateways.receipts import ReceiptService
 from corral.kit.errors import Invalid
 
-Limit = Annotated[int, Parameter(ge=1, le=1000, description="At most so many")]
-Before = Annotated[str, Parameter(max_length=300, description="Go on from here: what `next` said")]
-Since = Annotated[datetime | None, Parameter(description="Only those that came since then (RFC 3339)")]
-OfModel = Annotated[str, Parameter(max_length=255, description="Only for this model, or answered by it")]
-OfKey = Annotated[str, Parameter(max_length=255, description="Only of this key, by id or name")]
-OnNode = Annotated[str, Parameter(max_length=255, description="Only answered by this node, by id or name")]
-Failed = Annotated[bool, Parameter(description="Only those answered with 400 or more")]
+Limit = Annotated[int, Parameter(ge=1, le=1000, description="Maximum number of entries")]
+Before = Annotated[str, Parameter(max_length=300, description="Continue here: the `next` of the previous page")]
+Since = Annotated[datetime | None, Parameter(description="Only requests since this time (RFC 3339)")]
+OfModel = Annotated[str, Parameter(max_length=255, description="Only requests for this model, or answered by it")]
+OfKey = Annotated[str, Parameter(max_length=255, description="Only requests of this key, by id or name")]
+OnNode = Annotated[str, Parameter(max_length=255, description="Only requests answered by this node, by id or name")]
+Failed = Annotated[bool, Parameter(description="Only requests answered with status 400 or higher")]
 
 
-@get("/api/requests", guards=[viewers], tags=["requests"], summary="What became of requests, the newest first")
+@get(
+    "/api/requests",
+    guards=[viewers],
+    tags=["requests"],
+    summary="List requests for models with their outcome, newest first",
+)
 async def list_requests(
     receipts: ReceiptService,
     limit: Limit = 50,

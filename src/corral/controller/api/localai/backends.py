@@ -35,23 +35,23 @@ class LocalAIBackendRoutes(Controller):
     tags = ("backends",)
     guards = (viewers,)
 
-    @get("/", summary="What is installed, and where")
+    @get("/", summary="List installed backends with their nodes")
     async def list_installed(self, installed: BackendViews) -> list[dict[str, Any]]:
         return await installed.everywhere()
 
-    @get("/available", summary="What the galleries have that a healthy node can use")
+    @get("/available", summary="List the backends in the galleries that a healthy node can use")
     async def available(self, installed: BackendViews, catalogue: Catalogue) -> list[dict[str, Any]]:
         return available_entries(await catalogue.available(await installed.kinds()), await installed.everywhere())
 
-    @get("/known", summary="The names of what the galleries have")
+    @get("/known", summary="List the names of the backends in the galleries")
     async def known(self, installed: BackendViews, catalogue: Catalogue) -> list[dict[str, Any]]:
         return known_entries(await catalogue.available(await installed.kinds()), await installed.everywhere())
 
-    @get("/galleries", summary="Where backends come from")
+    @get("/galleries", summary="List the galleries of backends")
     async def galleries(self, catalogue: Catalogue) -> list[dict[str, Any]]:
         return list(catalogue.galleries())
 
-    @get("/upgrades", summary="What was last found that is newer, by name")
+    @get("/upgrades", summary="List the newer versions found by the last check, by backend")
     async def list_upgrades(self, upgrades: UpgradeCheck) -> dict[str, UpgradeInfo]:
         return (await upgrades.read()).upgrades
 
@@ -59,24 +59,24 @@ class LocalAIBackendRoutes(Controller):
         "/upgrades/check",
         guards=(admins,),
         status_code=200,
-        summary="Look now for something newer; answers with what is known so far",
+        summary="Start a check for newer versions; answers with the result of the last one",
     )
     async def check_upgrades(self, upgrades: UpgradeCheck) -> dict[str, UpgradeInfo]:
         await upgrades.request_check()
         return (await upgrades.read()).upgrades
 
-    @get("/jobs/{job_id:str}", summary="How a request under /backends is going")
+    @get("/jobs/{job_id:str}", summary="Get the state of a job")
     async def job(self, operations: Operations, job_id: JobId) -> dict[str, Any]:
         return op_status(await operations.view(job_id))
 
-    @post("/apply", guards=(admins,), status_code=200, summary="Install `id`, or a uri, on every node or some")
+    @post("/apply", guards=(admins,), status_code=200, summary="Install a backend by `id` or URI, on all nodes or some")
     async def apply(
         self, request: AnyRequest, operations: Operations, data: BackendBody, plan: Plan = False
     ) -> Response[BackendJob | PlanView]:
         operation_request = await read_operation_request(request, operations, OperationKind.INSTALL, data)
         return await answer_backend_job(request, operations, operation_request, plan=plan)
 
-    @post("/delete/{name:path}", guards=(admins,), status_code=200, summary="Delete on every node, or some")
+    @post("/delete/{name:path}", guards=(admins,), status_code=200, summary="Delete a backend on all nodes or some")
     async def delete(
         self,
         request: AnyRequest,
@@ -91,7 +91,9 @@ class LocalAIBackendRoutes(Controller):
         operation_request = await read_operation_request(request, operations, OperationKind.DELETE, body)
         return await answer_backend_job(request, operations, operation_request, plan=plan)
 
-    @post("/upgrade/{name:path}", guards=(admins,), status_code=200, summary="Upgrade wherever it is installed")
+    @post(
+        "/upgrade/{name:path}", guards=(admins,), status_code=200, summary="Upgrade a backend on every node that has it"
+    )
     async def upgrade(
         self,
         request: AnyRequest,
