@@ -231,7 +231,7 @@ async def test_a_join_line_is_made_and_shown_once(person: Watched, corral: PageA
     await expect(page.get_by_text("Add a machine: it joins with a single line.")).to_be_visible()
     await page.get_by_role("button", name="Add a machine").click()
     await page.get_by_role("spinbutton", name="Machines").fill("3")
-    await page.get_by_label("approve them beforehand").check()
+    await page.get_by_label("pre-approve them").check()
     await page.get_by_role("button", name="Make a join line").click()
     line = page.locator("#join-command")
     await expect(line).to_have_text(re.compile(r"^corral join http://127\.0\.0\.1:8080 --token cj_[a-z2-7]{52}$"))

@@ -157,7 +157,7 @@ async def _tell(corral: Corral, *receipts: dict[str, Any]) -> None:
 @pytest.mark.long
 async def test_requests_are_listed_as_they_come_and_sifted(person: Watched, corral: Corral) -> None:
     page = await corral.open(person, "/fleet/requests", "viewer")
-    await expect(page.get_by_text("Nobody has asked a model anything yet.")).to_be_visible()
+    await expect(page.get_by_text("No request yet.")).to_be_visible()
     await _tell(corral, {"model": "m", "total_ms": 990.0}, {"model": NASTY, "status": 503, "ending": "client_left"})
     rows = page.locator("#receipts tbody tr")
     await expect(rows).to_have_count(2)
@@ -197,7 +197,7 @@ async def test_changes_are_not_lost_by_a_slip_nor_those_of_somebody_else(person:
     edit = page.get_by_role("dialog", name="Edit m")
     await edit.get_by_label("Its definition, as YAML").fill("name: m\nbackend: llama-cpp\ncontext_size: 8\n")
     await page.keyboard.press("Escape")
-    await page.get_by_role("dialog", name="Throw your changes away?").get_by_role("button", name="Cancel").click()
+    await page.get_by_role("dialog", name="Discard your changes?").get_by_role("button", name="Cancel").click()
     await expect(edit).to_be_visible()
     await corral.fleet.define("m", context_size=16)
     await edit.get_by_role("button", name="Save").click()
@@ -207,7 +207,7 @@ async def test_changes_are_not_lost_by_a_slip_nor_those_of_somebody_else(person:
     await expect(edit).to_be_hidden()
     await choose(page, "m", "Delete…")
     await page.get_by_role("dialog", name="Delete m?").get_by_role("button", name="Delete").click()
-    again = page.get_by_role("dialog", name="Delete m all the same?")
+    again = page.get_by_role("dialog", name="Delete m anyway?")
     await expect(again).to_contain_text("n stands for m")
     await again.get_by_role("button", name="Delete").click()
     await expect(page.locator(".model")).to_have_count(1)

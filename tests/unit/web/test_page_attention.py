@@ -45,7 +45,7 @@ def test_everything_at_once_most_urgent_first() -> None:
     assert [one.row.name for one in found.pending] == ["a"]
     assert [(group.title, [trouble.name for trouble in group.troubles]) for group in found.groups] == [
         ("Cannot be reached", ["b"]),
-        ("Cut off from the bus", ["c"]),
+        ("Cannot reach the bus", ["c"]),
         ("Unhealthy", ["d"]),
         ("Silent", ["e"]),
     ]

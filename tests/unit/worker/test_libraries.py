@@ -134,7 +134,7 @@ async def test_what_is_there_is_looked_for_again_only_when_something_was_install
     cache, linker = tmp_path / "ld.so.cache", Linker("libgomp.so.1")
     cache.touch()
     libraries = SystemLibraries(manager(tmp_path), find=linker, linker_cache=cache)
-    assert not libraries.has(OPENMP.libraries), "nobody has looked yet"
+    assert not libraries.has(OPENMP.libraries), "not checked yet"
     assert await libraries.refresh(OPENMP.libraries)
     assert libraries.lacks(OPENMP.libraries) == ("libgomp.so.1",)
     assert not await libraries.refresh(OPENMP.libraries)

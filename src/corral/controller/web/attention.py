@@ -95,7 +95,7 @@ def _calm(nodes: Sequence[NodeView]) -> str:
     by_status = Counter(node.status for node in nodes)
     if by_status["healthy"] == len(nodes):
         return "the node is healthy." if len(nodes) == 1 else f"all {len(nodes)} nodes are healthy."
-    return f"nothing needs you: {listed([f'{by_status[s]} {s}' for s in STATUSES if by_status[s]])}."
+    return f"no problems: {listed([f'{by_status[s]} {s}' for s in STATUSES if by_status[s]])}."
 
 
 def _pending(node: NodeView, now: datetime) -> Pending:
@@ -134,7 +134,7 @@ _KINDS: tuple[_Kind, ...] = (
         lambda node, _: node.ingress_error,
     ),
     (
-        "Cut off from the bus",
+        "Cannot reach the bus",
         "node is cut off from the bus",
         "nodes are cut off from the bus",
         _is_off_the_bus,

@@ -29,7 +29,7 @@ _ONLY = (  # what a chip shows; its word; in the order of the chips
     ("disabled", "disabled"),
 )
 _PHASES = {
-    LoadState.PENDING: "looking for a place",
+    LoadState.PENDING: "choosing a node",
     LoadState.INSTALLING: "installing its backend",
     LoadState.STAGING: "fetching its files",
     LoadState.LOADING: "starting",
@@ -139,7 +139,7 @@ def line_of(
         phase=_phase(moving) if moving is not None else "",
         percent=_percent(moving),
         amount=_amount(moving),
-        cause=(failed.error or "nobody says why") if failed is not None else "",
+        cause=(failed.error or "no reason was reported") if failed is not None else "",
         retry_at=retry_at.isoformat() if retry_at is not None else "",
         retry=until(retry_at, now) if retry_at is not None else "",
         replicas=shown,

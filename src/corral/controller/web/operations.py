@@ -12,7 +12,7 @@ from corral.controller.web.words import ago, counted, parse_moment, size, took, 
 
 NODES_SHOWN = 200  # drawn by the server; the script draws all
 _WORK_SHOWN = 3
-_BUSY = "It did not answer in time, and is most likely still at it. Nothing is lost: its next report settles it."
+_BUSY = "The node did not answer in time and most likely still works on it. Its next report decides."
 _STATES = {"under_way": "under way", "waiting": "waiting", "failing": "failing"}
 _OUTCOMES = {"completed": "done", "cancelled": "cancelled", "failed": "failed"}
 _STATUSES = {

@@ -20,7 +20,7 @@ export function say(text, bad = false) {
 export async function call(method, path, body) {
   const headers = { "X-CSRF-Token": csrf, ...(body && { "Content-Type": "application/json" }) };
   const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body) }).catch(() => {
-    throw new Error("Corral does not answer. Look again in a moment whether it happened.");
+    throw new Error("Corral does not answer. Reload to see whether the change was made.");
   });
   if (answer.status === 401) signIn();
   const message = await answer.json().catch(() => ({}));

@@ -19,7 +19,7 @@ export function setUpEditing(path, tell) {
 
   async function leave() {
     const changed = !text.readOnly && text.value !== read.text;
-    if (!changed || (await sure("Throw your changes away?", `${model} stays as it is.`, "Throw away", true))) dialog.close();
+    if (!changed || (await sure("Discard your changes?", `${model} stays as it is.`, "Throw away", true))) dialog.close();
   }
 
   $("[data-close]", dialog).addEventListener("click", leave);
@@ -62,7 +62,7 @@ export function setUpEditing(path, tell) {
     text.value = read.text;
     text.readOnly = closed;
     $("#edit-title").textContent = closed ? `Definition of ${name}` : `Edit ${name}`;
-    $("#edit-hint").textContent = read.file ? `It is defined by the file ${read.file} in the models folder: change that file.` : "";
+    $("#edit-hint").textContent = read.file ? `The file ${read.file} in the models folder defines this model: change the file.` : "";
     $("#edit-hint").hidden = !read.file;
     for (const part of ["#edit-yes", "#edit-recreate"]) if ($(part)) $(part).hidden = closed;
     dialog.showModal();

@@ -26,7 +26,7 @@ const sentence = (words) => `${words}${/[.!?]$/.test(words) ? "" : "."}`;
 
 function tell({ message, notes = [], pending_cleanup: pending }) {
   const words = [message, ...notes];
-  if (pending) words.push("Replicas of it as it was are still there; they go by themselves");
+  if (pending) words.push("Replicas of the previous definition still serve; they stop by themselves");
   say(words.map(sentence).join(" "), notes.length > 0);
   refreshSoon();
 }
@@ -42,25 +42,25 @@ allow({
   async load({ model }) {
     const told = await call("POST", path(model, "/load"));
     if (told.state === "failed") {
-      const wait = told.retry_after_s > 0 ? ` It is not tried again for ${Math.ceil(told.retry_after_s)} s.` : "";
-      throw new Error(`${model} failed a moment ago: ${sentence(told.error || "nobody says why")}${wait}`);
+      const wait = told.retry_after_s > 0 ? ` The next attempt is possible in ${Math.ceil(told.retry_after_s)} s.` : "";
+      throw new Error(`${model} failed a moment ago: ${sentence(told.error || "no reason was reported")}${wait}`);
     }
     say(told.state === "loaded" ? `${model} is ready.` : `${model} is being loaded.`);
     refreshSoon();
   },
   async unload({ model }) {
-    const text = "Its replicas finish what they have, and end. The next request for it loads it again.";
+    const text = "Its replicas finish their requests and stop. The next request loads the model again.";
     if (!(await sure(`Unload ${model}?`, text, "Unload"))) return;
     tell(await call("POST", path(model, "/unload")));
   },
   async delete({ model }) {
-    const text = "It is taken out of the catalogue, with its schedule: nobody can ask for it any more. Its replicas end their work first.";
+    const text = "The model and its schedule are deleted; requests for it are refused. Its replicas finish their requests first.";
     if (!(await sure(`Delete ${model}?`, text, "Delete", true))) return;
     try {
       tell(await call("DELETE", path(model)));
     } catch (error) {
       if (error.status !== 409) throw error;
-      if (await sure(`Delete ${model} all the same?`, sentence(error.message), "Delete", true)) {
+      if (await sure(`Delete ${model} anyway?`, sentence(error.message), "Delete", true)) {
         tell(await call("DELETE", path(model, "?force=true")));
       }
     }

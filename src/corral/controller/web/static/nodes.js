@@ -220,12 +220,12 @@ allow({
   // Those listed under the button, never one that came since the person read the list.
   "approve-all": () => approve([...document.querySelectorAll("#attention [data-act=approve]")].map((b) => b.dataset.id)),
   async drain({ id, name }) {
-    const text = "It finishes what it is doing and gets no new work until somebody resumes it.";
+    const text = "The node finishes its requests and gets no new work until it is resumed.";
     if (await sure(`Drain ${name}?`, text, "Drain")) await call("POST", nodePath(id, "/drain"));
   },
   resume: ({ id }) => call("POST", nodePath(id, "/resume")),
   async delete({ id, name }) {
-    const text = "It is forgotten and its credentials end at once. To come back it needs a new join line.";
+    const text = "The node is removed and its credentials end at once. To return it needs a new join line.";
     if (await sure(`Delete ${name}?`, text, "Delete", true)) await call("DELETE", nodePath(id));
   },
   menu(_, button) {

@@ -245,8 +245,8 @@ allow({
   async cancel(data, button) {
     const { id, node, what, name } = about(data, button);
     const text = node
-      ? "What is on its way there stops, and this node is left out from now on. The others go on."
-      : "It is taken back: what is on its way stops, and what was asked before holds again, also on nodes that are done.";
+      ? "Transfers to this node stop and the operation skips it. The other nodes continue."
+      : "Transfers stop and the operation's rule is withdrawn: earlier rules apply again, also on nodes that are done.";
     const title = node ? `Cancel ${what} on ${name}?` : `Cancel ${what}?`;
     // Two buttons that say cancel would be one riddle.
     if (await sure(title, text, node ? "Stop it there" : "Stop it", true)) await steer(id, "cancel", node);
@@ -255,13 +255,13 @@ allow({
     openMenu(button, { withdraw: data.cancel, dismiss: data.dismiss }, { id: about(data, button).id });
   },
   async withdraw({ id }) {
-    const text = "It is taken back. Nodes that are at it may finish; nothing new begins, and what was asked before holds again.";
+    const text = "The operation's rule is withdrawn. Running nodes finish, no other node starts, and earlier rules apply again.";
     if (await sure(`Withdraw ${whatOf(known.get(id).view)}?`, text, "Withdraw")) await steer(id, "withdraw");
   },
   dismiss: ({ id }) => steer(id, "dismiss"),
   repeat: ({ id }) => steer(id, "retry"),
   async forget() {
-    if (!(await sure("Forget what has ended?", "The list becomes empty. Nothing that is installed changes.", "Forget"))) return;
+    if (!(await sure("Clear the history?", "The list of ended operations is emptied. Installed backends do not change.", "Forget"))) return;
     await call("DELETE", "/api/operations/history");
     refreshSoon();
   },

@@ -16,7 +16,7 @@ export const STATUSES = {
   cancelled: "cancelled",
 };
 const ENDED = new Set(["success", "skipped", "superseded", "withdrawn", "cancelled"]);
-const BUSY = "It did not answer in time, and is most likely still at it. Nothing is lost: its next report settles it.";
+const BUSY = "The node did not answer in time and most likely still works on it. Its next report decides.";
 
 export const hasEnded = (node) => ENDED.has(node.status);
 export const stateOf = (view) => (view.finished_at && view.outcome) || view.state;

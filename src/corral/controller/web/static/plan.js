@@ -33,7 +33,7 @@ export function askFirst({ title, verb, danger, spreads, plan }) {
       $("#ask-yes").disabled = true;
       $("#plan").replaceChildren();
       if (!wanted) return say("Say which.");
-      say("Working out what it would do…");
+      say("Computing the plan…");
       try {
         const plans = await plan(wanted);
         if (mine !== turns) return;
@@ -86,7 +86,7 @@ function say(text, bad = false) {
 
 // ---- The plan
 
-const COLUMNS = ["Node", "What", "Build", "To fetch", "Free disk then", "Processes, or why"];
+const COLUMNS = ["Node", "What", "Build", "To fetch", "Free disk after", "Processes, or why"];
 
 function drawPlans(plans) {
   say(plans.map((plan) => summary(plan, plans.length > 1)).join(" "));
