@@ -173,7 +173,7 @@ async def test_an_operation_moves_from_nothing_to_done_and_stays_open(person: Wa
     barn, loft = await corral.worker("barn"), await corral.worker("loft")
     hold = barn.script.hold = loft.script.hold = asyncio.Event()
     page = await corral.open(person, "/fleet/operations")
-    await expect(page.get_by_text("Nothing goes on.")).to_be_visible()
+    await expect(page.get_by_text("No operation is running.")).to_be_visible()
     job = await corral.fleet.install("vllm")
     operation = operation_of(page, "install vllm on every node")
     await expect(operation.locator(".op-head .pill")).to_have_text("under way")

@@ -22,7 +22,7 @@ def test_calm_words() -> None:
     assert line(node("a")) == "The node is healthy."
     assert line(node("a"), node("b")) == "All 2 nodes are healthy."
     left = node("b", "offline", status_reason="left: the worker said goodbye")
-    assert line(node("a"), left, node("c", "draining")) == "Nothing needs you: 1 healthy, 1 draining and 1 offline."
+    assert line(node("a"), left, node("c", "draining")) == "No problems: 1 healthy, 1 draining and 1 offline."
     assert attention_of([node("a"), left], (), NOON).calm
 
 

@@ -97,7 +97,7 @@ async def test_the_table_is_there_without_a_script(browser: Browser, page: PageA
         '<span data-f="pill" class="pill draining" title="asked by a person">draining</span>',
         '<meter data-f="vram" min="0" max="25769803776" value="4294967296" aria-hidden="true"></meter>',
         '<li title="tier=fast">tier=fast</li>',
-        "Nothing needs you: 1 healthy and 1 draining.",
+        "No problems: 1 healthy and 1 draining.",
         "bus connected",
         "SQLite",
     ):
