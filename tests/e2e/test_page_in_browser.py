@@ -147,7 +147,7 @@ async def test_approve_one_and_then_all(person: Watched, corral: PageApp, url: s
     await expect(page.locator("#attention-line")).to_have_text("3 nodes wait for approval.")
 
     await page.get_by_role("button", name="Approve attic").click()
-    await expect(page.get_by_text("attic is approved.")).to_be_visible()
+    await expect(page.locator("#said")).to_contain_text("attic is approved.")
     await expect(page.get_by_role("row", name="attic").locator(".pill")).to_have_text("healthy")
     assert (await corral.nodes.view("attic")).status == "healthy"
 
