@@ -75,6 +75,22 @@ async def test_a_silent_node_goes_offline_and_comes_back(tmp_path: Path) -> None
         assert await status(registry, node_id) == "healthy"
 
 
+async def test_nodes_that_return_one_by_one_from_an_outage_are_not_taken_offline(tmp_path: Path) -> None:
+    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+        node_ids = [(await registry.join(f"barn{n}", pre_approved=True)).id for n in range(4)]
+        async with registry.store.write() as tx:
+            long_ago = round(SILENT_S * 1_000_000)
+            await tx.execute("UPDATE nodes SET last_heartbeat = last_heartbeat - :span", {"span": long_ago})
+        health = monitor(registry, OpenEars(registry))
+        await health.run_once()
+        assert health.held == 4
+        async with registry.store.write() as tx:
+            await nodes.record_heartbeats(tx, [Heartbeat(node_id=node_id) for node_id in node_ids[1:]])
+        await health.run_once()
+        assert [await status(registry, node_id) for node_id in node_ids] == ["unhealthy", *["healthy"] * 3]
+        assert health.held == 1
+
+
 async def test_a_controller_stopped_between_verdict_and_deed_does_nothing(tmp_path: Path) -> None:
     async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
         node_id = await silent_node(registry)

@@ -20,8 +20,9 @@ def pulse(
     return Pulse(NodeId(name), NodeStatus(status), since, heard, left)
 
 
-def judged(pulses: Iterable[Pulse], observed_s: float = 1000.0) -> Verdict:
-    return classify(list(pulses), observed_s=observed_s, stale_after_s=STALE_S, guard=Guard(share_percent=40, floor=3))
+def judged(pulses: Iterable[Pulse], observed_s: float = 1000.0, outage_ago_s: float | None = None) -> Verdict:
+    guard = Guard(share_percent=40, floor=3)
+    return classify(list(pulses), observed_s=observed_s, stale_after_s=STALE_S, guard=guard, outage_ago_s=outage_ago_s)
 
 
 @pytest.mark.parametrize("status", ["healthy", "unhealthy", "draining"])
@@ -93,6 +94,20 @@ def test_nodes_that_are_about_to_fall_count_too() -> None:
     assert judged(fleet).events == (("first", "silent_but_held"),)
     fleet = [pulse("first", heard=60.1), *(pulse(f"early{n}", heard=20.0) for n in range(2)), pulse("h")]
     assert judged(fleet).events == (("first", "went_silent"),)
+
+
+def test_nodes_of_one_outage_count_though_their_last_heartbeats_lie_far_apart() -> None:
+    fleet = [pulse("first", heard=60.1), *(pulse(f"late{n}", heard=35.0) for n in range(2)), pulse("h")]
+    assert judged(fleet).events == (("first", "silent_but_held"),)
+
+
+@pytest.mark.parametrize(("ago_s", "event"), [(5.0, "silent_but_held"), (60.0, "went_silent"), (None, "went_silent")])
+def test_the_rest_of_an_outage_gets_time_to_return(ago_s: float | None, event: str) -> None:
+    """Most are back: those that are still silent are too few for a mass outage."""
+    fleet = [pulse("slow", "unhealthy", 90.0), *(pulse(f"back{n}", since=3.0) for n in range(5))]
+    verdict = judged(fleet, outage_ago_s=ago_s)
+    assert verdict.events == (("slow", event),)
+    assert not verdict.is_mass_outage
 
 
 def test_nodes_offline_since_long_do_not_count_against_the_rest() -> None:

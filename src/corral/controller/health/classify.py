@@ -38,17 +38,25 @@ class Guard:
 class Verdict:
     events: tuple[tuple[NodeId, NodeEvent], ...]
     held: int  # how many silent nodes the guard left alone
+    is_mass_outage: bool = False
 
 
-def classify(pulses: Sequence[Pulse], *, observed_s: float, stale_after_s: float, guard: Guard) -> Verdict:
-    """`observed_s`: for how long this controller has been able to receive and record without a gap."""
+def classify(
+    pulses: Sequence[Pulse], *, observed_s: float, stale_after_s: float, guard: Guard, outage_ago_s: float | None = None
+) -> Verdict:
+    """`observed_s`: for how long this controller has been able to receive and record without a gap. `outage_ago_s`:
+    time since the last verdict that was a mass outage; None: there was none."""
     back = tuple((p.node, NodeEvent.CAME_BACK) for p in pulses if _is_back(p, stale_after_s))
     if observed_s < stale_after_s:
         return Verdict(back, 0)
     silent = [p.node for p in pulses if _is_silent(p, stale_after_s)]
-    held = _is_mass_outage(pulses, len(silent), stale_after_s, guard)
+    is_mass_outage = _is_mass_outage(pulses, len(silent), stale_after_s, guard)
+    # Nodes return from an outage one by one. When enough are back the rest is no mass outage any more, but it was cut
+    # off by the same cause: it gets as much time as any node to be heard again.
+    is_recovering = outage_ago_s is not None and outage_ago_s < stale_after_s
+    held = is_mass_outage or is_recovering
     event = NodeEvent.SILENT_BUT_HELD if held else NodeEvent.WENT_SILENT
-    return Verdict((*back, *((node, event) for node in silent)), len(silent) if held else 0)
+    return Verdict((*back, *((node, event) for node in silent)), len(silent) if held else 0, is_mass_outage)
 
 
 def is_still_true(pulse: Pulse, event: NodeEvent, *, observed_s: float, stale_after_s: float) -> bool:
@@ -59,7 +67,9 @@ def is_still_true(pulse: Pulse, event: NodeEvent, *, observed_s: float, stale_af
     return observed_s >= stale_after_s and _is_silent(pulse, stale_after_s)
 
 
-_LATE = 0.75  # of the limit; with defaults that is four heartbeats missed
+# Of the limit; with defaults that is three heartbeats missed. A larger share would miss nodes of one outage whose last
+# heartbeats lie further apart, such as those with a longer interval.
+_LATE = 0.5
 _PRESENT = (NodeStatus.HEALTHY, NodeStatus.UNHEALTHY, NodeStatus.DRAINING)
 
 

@@ -51,7 +51,8 @@ class HealthMonitor:
         self._guard = guard
         self._live_for_s = live_for_s
         self.wake = Wake()
-        self.held = 0  # silent nodes the guard leaves alone; the page tells people
+        self.held = 0  # silent nodes the guard leaves alone; the page shows them
+        self._outage_at: float | None = None  # our second of the last verdict that was a mass outage
 
     async def run(self) -> None:
         await run_every("health", self._interval_s, self.run_once, clock=self._clock, wake=self.wake, max_wait_s=10.0)
@@ -69,7 +70,10 @@ class HealthMonitor:
             observed_s=self._window.seconds(now),
             stale_after_s=self._stale_after_s,
             guard=self._guard,
+            outage_ago_s=None if self._outage_at is None else self._clock.monotonic() - self._outage_at,
         )
+        if verdict.is_mass_outage:
+            self._outage_at = self._clock.monotonic()
         if verdict.held and not self.held:
             log.error("many nodes fell silent at once: none is taken offline", silent=verdict.held, nodes=len(pulses))
         self.held = verdict.held
