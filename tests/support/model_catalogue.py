@@ -20,7 +20,7 @@ class NothingToFetch(Fetches):
     def __init__(self) -> None:
         pass
 
-    async def ask(self, model_id: str, *, by: str = "") -> str:
+    async def request(self, model_id: str, *, by: str = "") -> str:
         return ""
 
 

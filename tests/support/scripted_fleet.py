@@ -169,7 +169,7 @@ class ScriptedFleet:
                 return web.json_response(self.matrix)
             case "GET", ["backends", "available"]:
                 return web.json_response(self.available)
-            case ("GET", ["backends", "upgrades"]) | ("POST", ["api", "backends", "upgrades", "check"]):
+            case ("GET", ["api", "backends", "upgrades"]) | ("POST", ["api", "backends", "upgrades", "check"]):
                 return web.json_response(self.upgrades)
             case "GET", ["api", "me"]:
                 return web.json_response({"key_id": "k1", "name": "admin", "role": "admin"})

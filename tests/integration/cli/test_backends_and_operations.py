@@ -312,7 +312,7 @@ def test_show_does_without_the_galleries_for_what_is_installed(corral: Corral) -
         "nodes": [{"id": "id-attic", "name": "attic", "status": "healthy"}],
         "backends": [{"backend": "vllm", "nodes": {"id-attic": {"installed": True, "version": "1.0"}}}],
     }
-    corral.fleet.answers[("GET", "/backends/available")] = refused(503, "no gallery answers", "unavailable")
+    corral.fleet.answers[("GET", "/api/backends/available")] = refused(503, "no gallery answers", "unavailable")
     ran = corral("backends", "show", "vllm")
     assert ran.code == 0
     assert "no gallery answers" in ran.err
