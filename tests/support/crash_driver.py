@@ -91,10 +91,10 @@ async def prepare(folder: Path, scenario: str) -> None:
             return
         if scenario == "install":
             return
-        await installer.install(request("demo", inline("older"), asked_as="meta"))
-        await installer.install(request("demo", inline("old"), asked_as="meta", force=True))
+        await installer.install(request("demo", inline("older"), requested_as="meta"))
+        await installer.install(request("demo", inline("old"), requested_as="meta", force=True))
         if scenario == "switch":
-            await installer.fetch_aside(request("demo", tree(folder, "new"), asked_as="meta"))
+            await installer.fetch_aside(request("demo", tree(folder, "new"), requested_as="meta"))
 
 
 def steps(folder: Path) -> dict[str, Step]:
@@ -111,11 +111,11 @@ def steps(folder: Path) -> dict[str, Step]:
         return await asyncio.to_thread(import_flat, folder / "backends", "demo", (), "2026")
 
     return {
-        "install": lambda installer: installer.install(request("demo", tree(folder, "new"), asked_as="meta")),
+        "install": lambda installer: installer.install(request("demo", tree(folder, "new"), requested_as="meta")),
         "upgrade": lambda installer: installer.install(
-            request("demo", tree(folder, "new"), asked_as="meta", force=True)
+            request("demo", tree(folder, "new"), requested_as="meta", force=True)
         ),
-        "aside": lambda installer: installer.fetch_aside(request("demo", tree(folder, "new"), asked_as="meta")),
+        "aside": lambda installer: installer.fetch_aside(request("demo", tree(folder, "new"), requested_as="meta")),
         "switch": switch,
         "rollback": lambda installer: installer.rollback("demo"),
         "delete": lambda installer: installer.delete("meta"),

@@ -167,7 +167,7 @@ class ScriptedFleet:
                 return self._operation(method, rest)
             case "GET", ["api", "backends", "matrix"]:
                 return web.json_response(self.matrix)
-            case "GET", ["backends", "available"]:
+            case "GET", ["api", "backends", "available"]:
                 return web.json_response(self.available)
             case ("GET", ["api", "backends", "upgrades"]) | ("POST", ["api", "backends", "upgrades", "check"]):
                 return web.json_response(self.upgrades)

@@ -89,5 +89,5 @@ def test_people_read_them_on_the_command_line(told: Cluster) -> None:
     assert [row["id"] for row in json.loads(run("--json", "--model", "smol"))] == ["r3", "r1"]
     lines = run("-n", "2").splitlines()
     assert lines[0].split() == ["WHEN", "MODEL", "KEY", "STATUS", "QUEUED", "TOTAL", "IN", "OUT", "NOTE"]
-    assert "the client left" in lines[1]
+    assert "the client disconnected" in lines[1]
     assert "250 ms" in lines[1]
