@@ -420,7 +420,7 @@ class FileSettings:
 @dataclass(frozen=True)
 class ControllerSettings:
     data: Path = setting(
-        "data folder of the controller; for root /var/lib/corral/controller, unless the default exists",
+        "data folder of the controller; root uses /var/lib/corral/controller unless the default exists already",
         default=HOME_DATA / "controller",
     )
     store: str = setting(

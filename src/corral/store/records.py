@@ -239,7 +239,7 @@ class BackendIntent(msgspec.Struct, frozen=True):
     before: str = ""  # `Installed.mark` when the order was sent, for builds without a digest
     running: bool = False  # a LocalAI worker did not reply in time: it may still work on the order
     answered: bool = False  # the worker reported success, and the inventory has been read since
-    switch_failed: bool = False  # the last failure happened after the download
+    switch_failed: bool = False  # an attempt for this rule failed after the download, and none has succeeded since
 
 
 class OperationNodeStatus(StrEnum):

@@ -90,6 +90,19 @@ def test_only_a_failed_switch_counts_as_one(phase: str, switched: bool) -> None:
     assert outcomes.ended(SENT, result(), NOON).switch_failed, "a worker that does not say: better safe"
 
 
+def test_a_failed_switch_is_remembered_until_an_attempt_succeeds() -> None:
+    """The rest of a rollout waits for that: the retry itself, and a retry that ends before its switch, lift nothing."""
+    failed = outcomes.ended(SENT, result(phase="starting"), NOON)
+    retried = outcomes.claim("n1", failed, replace(SEND, attempt=3), NOON, epoch=3, answer_by=None)
+    assert retried.switch_failed
+    assert outcomes.ended(retried, result(phase="downloading"), NOON).switch_failed
+    assert outcomes.failed(retried, "no worker listens on the node", NOON).switch_failed
+    later_rule = outcomes.claim("n1", failed, replace(SEND, generation=8), NOON, epoch=3, answer_by=None)
+    assert not later_rule.switch_failed
+    done = Done("vllm", "op7", generation=7, kind=OrderKind.UPGRADE)
+    assert not outcomes.done("n1", retried, done, NOON).switch_failed
+
+
 def test_what_was_cancelled_is_free_to_be_sent_anew() -> None:
     ended = outcomes.ended(structs.replace(SENT, accepted_at=NOON), result(cancelled=True), NOON)
     assert (ended.stage, ended.failures, ended.next_try_at) == ("waiting", 0, None)

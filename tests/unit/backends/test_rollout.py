@@ -92,6 +92,14 @@ def test_a_failed_switch_stops_the_rest_until_it_succeeds() -> None:
     assert set(held({"c": send()}, peer("a", "done"), parked)) == {"c"}
 
 
+@pytest.mark.parametrize("failures", [0, 1])
+def test_the_rest_waits_also_while_the_failed_node_is_retried(failures: int) -> None:
+    retried = peer("b", "sent", failures=failures, switch_failed=True)
+    assert held({"c": send("cuda")}, peer("a", "done"), retried, nodes=8) == {
+        "c": "stopped: name of b failed to switch: it is being retried"
+    }
+
+
 def test_a_failed_download_stops_nobody() -> None:
     slow = peer("b", "waiting", failures=9, switch_failed=False)
     assert held({"c": send()}, peer("a", "done"), slow) == {}

@@ -254,7 +254,7 @@ async def upgrade_backends(
 ) -> int:
     """Upgrade backends on the nodes that have them. All nodes fetch first; then they switch, a few at a time.
 
-    If a node fails to switch, no other node starts to switch. `corral backends rollback` restores the version before.
+    If a node fails to switch, no other node starts to switch. `corral backends rollback` restores the previous version.
     If every node has the newest version, the command says so and the exit code is 0.
 
     \b
@@ -292,7 +292,7 @@ async def roll_back_backends(
     detach: Detach = False,
     as_json: Json = False,
 ) -> int:
-    """Return to the version before the last upgrade. Nodes keep that version, so nothing is fetched.
+    """Return to the previous version. Nodes keep that version, so nothing is fetched.
 
     \b
     Examples:

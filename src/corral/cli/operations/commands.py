@@ -137,7 +137,7 @@ async def watch_operations(
 async def cancel_operations(client: Client, operations: Several, node: OneNode = "") -> int:
     """Cancel operations and stop their downloads. The state requested before them applies again.
 
-    This includes nodes that were already done: after a cancelled upgrade they return to the version before, after a
+    This includes nodes that were already done: after a cancelled upgrade they return to the previous version, after a
     cancelled delete they install the backend again. A backend without an earlier request stays as it is now.
 
     \b
@@ -178,7 +178,7 @@ async def retry_operations(
 @app.command("withdraw")
 @destructive_command
 async def withdraw_operations(client: Client, operations: Several) -> int:
-    """Withdraw operations. Nodes finish what they are doing; other nodes do not start.
+    """Take operations back, but let nodes finish what they are doing. No other node starts.
 
     \b
     Examples:

@@ -13,7 +13,7 @@ from corral.kit.settings import BadSettings, Seconds, positive, setting, valid_p
 @dataclass(frozen=True)
 class UpSettings:
     data: Path = setting(
-        "folder for all data of the fleet; for root /var/lib/corral, unless the default exists",
+        "folder for all data of the fleet; root uses /var/lib/corral unless the default exists already",
         default=HOME_DATA,
     )
     host: str = setting(

@@ -74,6 +74,8 @@ def claim(
         sent_at=now,
         boot_id=boot_id,
         before=before.before if before is not None and send.again else send.before,
+        # Until it has succeeded: the rest of the rollout waits for that, also while this order runs.
+        switch_failed=before is not None and same_rule and before.switch_failed,
     )
 
 
@@ -115,7 +117,7 @@ def failed(
         running=False,
         answered=False,
         accepted_at=None,
-        switch_failed=switch_failed,
+        switch_failed=switch_failed or intent.switch_failed,
         updated_at=now,
     )
 

@@ -1,8 +1,9 @@
 """Decides which nodes of an upgrade may switch now. Pure (docs/explanation/design.md#upgrades).
 
 All nodes download the build at once. Then one node per variant switches first; when it has succeeded, the others
-follow, as many at once as the rule allows. The first failed switch stops the rest (the failed node itself rolls back);
-when a retry succeeds, the rest goes on. A failed download stops no other node.
+follow, as many at once as the rule allows. The first failed switch stops the rest (the failed node keeps the version
+that it had) until a retry there succeeds: while the retry runs, or fails earlier than the switch, the rest still waits.
+A failed download stops no other node.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def gate(sends: Mapping[str, Send], peers: Iterable[Peer], nodes: int) -> dict[s
             continue
         variant = send.build.variant
         if broken is not None and node != broken.node_id:
-            reason = f"stopped: {broken.node_name} failed to switch: {broken.intent.reason}"
+            reason = f"stopped: {broken.node_name} failed to switch: {broken.intent.reason or 'it is being retried'}"
             held[node] = _hold(send, HoldCause.STOPPED, reason)
         elif variant not in proven and variant in busy:
             held[node] = _hold(send, HoldCause.TURN, f"waits for the first node with {variant} to switch")
@@ -71,7 +72,7 @@ def gate(sends: Mapping[str, Send], peers: Iterable[Peer], nodes: int) -> dict[s
 
 
 def _has_failed(intent: BackendIntent) -> bool:
-    return intent.failures > 0 and intent.switch_failed and intent.stage is not IntentStage.DONE
+    return intent.switch_failed and intent.stage is not IntentStage.DONE
 
 
 def _is_switching(intent: BackendIntent) -> bool:

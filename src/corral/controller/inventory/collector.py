@@ -78,7 +78,7 @@ class InventoryCollector:
         if beat.inventory is None or (len(self._waiting) >= _KEEP and node_id not in self._waiting):
             return
         boot_id, seq = sanitize_text(beat.boot_id) or "", max(0, min(beat.inventory_seq, 2**62))
-        inventories = Inventory(
+        inventory = Inventory(
             node_id=node_id,
             boot_id=boot_id,
             seq=seq,
@@ -87,9 +87,9 @@ class InventoryCollector:
             orders=beat.orders or (),
             processes=beat.processes or (),
         )
-        self._waiting[node_id] = (self._clock.monotonic(), inventories)
+        self._waiting[node_id] = (self._clock.monotonic(), inventory)
         # Requests may wait for a replica that has just become ready: flush at once.
-        routing = routing_facts(inventories.processes)
+        routing = routing_facts(inventory.processes)
         if self._routing.get(node_id, frozenset()) != routing:
             self._routing[node_id] = routing
             self._soon.set()
@@ -130,18 +130,18 @@ class InventoryCollector:
             self._waiting = batch | self._waiting
             raise
 
-    def _dated(self, received_at: float, inventories: Inventory, now: datetime) -> Inventory:
+    def _dated(self, received_at: float, inventory: Inventory, now: datetime) -> Inventory:
         """With the time of its arrival by the database's clock. Later heartbeats get later times, even if reading the
         database's clock took longer for an earlier one."""
         at = now - timedelta(seconds=self._clock.monotonic() - received_at)
-        before_received, before_at = self._dates.get(inventories.node_id, (received_at, at))
+        before_received, before_at = self._dates.get(inventory.node_id, (received_at, at))
         if received_at > before_received:
             at = max(at, before_at + timedelta(microseconds=1))
         elif received_at == before_received:
             at = before_at  # the same heartbeat again: its write failed
-        if len(self._dates) < _KEEP or inventories.node_id in self._dates:
-            self._dates[inventories.node_id] = (received_at, at)
-        return msgspec.structs.replace(inventories, reported_at=at)
+        if len(self._dates) < _KEEP or inventory.node_id in self._dates:
+            self._dates[inventory.node_id] = (received_at, at)
+        return msgspec.structs.replace(inventory, reported_at=at)
 
     async def read_due(self) -> None:
         """Read the inventories of nodes that do not report them. One controller does that."""
@@ -205,9 +205,9 @@ class InventoryCollector:
     async def _put(self, tx: Transaction, changed: list[Inventory], *, unless_since: datetime | None = None) -> bool:
         """Whether the routing of gateways changes."""
         outlines = {
-            each.id: each for each in await nodes.list_outlines(tx, [inventories.node_id for inventories in changed])
+            each.id: each for each in await nodes.list_outlines(tx, [inventory.node_id for inventory in changed])
         }
-        kept = [inventories for inventories in changed if inventories.node_id in outlines]
+        kept = [inventory for inventory in changed if inventory.node_id in outlines]
         before = await node_backends.list_boots(tx, list(outlines))
         ran = await node_backends.list_processes(tx, list(outlines))
         await node_backends.put_all(tx, kept, unless_since=unless_since)
@@ -217,13 +217,13 @@ class InventoryCollector:
             tx, {id: boot for id, boot in now.items() if outlines[id].boot_id in ("", before.get(id))}
         )
         routing_changed = any(
-            routing_facts(inventories.processes)
-            != routing_facts(ran[inventories.node_id].processes if inventories.node_id in ran else ())
-            for inventories in kept
+            routing_facts(inventory.processes)
+            != routing_facts(ran[inventory.node_id].processes if inventory.node_id in ran else ())
+            for inventory in kept
         )
         await revisions.bump(tx, INVENTORY)
         if routing_changed:
-            await forget_previous_revisions(tx, [process for inventories in kept for process in inventories.processes])
+            await forget_previous_revisions(tx, [process for inventory in kept for process in inventory.processes])
             await revisions.bump(tx, REPLICAS)
         return routing_changed
 

@@ -92,7 +92,7 @@ class NodeSettings:
         check=_ca,
     )
     data: Path = setting(
-        "folder of identity, credentials and files; as root /var/lib/corral/worker, unless the default exists",
+        "folder of identity, credentials and files; root uses /var/lib/corral/worker unless the default exists already",
         default=HOME_DATA / "worker",
     )
     name: str = setting(
