@@ -44,6 +44,7 @@ from corral.kit.humanize import format_bytes
 from corral.kit.log import configure_logging
 from corral.kit.signing import Signer
 from corral.worker.agent.join.trust import trust_only
+from corral.worker.files.fleet_blobs import FleetBlobs
 from corral.worker.files.model_files import WorkerFiles
 
 TARGET = 0.8
@@ -82,7 +83,7 @@ def fetch(models: Path, file: ReplicaFile, url: str, token: str, ca: str, pipe: 
 
     async def main() -> float:
         async with open_session(trust=trust_only(ca) if ca else None, inside=True) as session:
-            files = WorkerFiles(models, session, SystemClock())
+            files = WorkerFiles(models, FleetBlobs(session), SystemClock())
             began = time.perf_counter()
             await files.ensure([file], [url], token)
             return time.perf_counter() - began

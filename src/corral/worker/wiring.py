@@ -34,6 +34,7 @@ from corral.worker.agent.orders.replacement import ProcessReplacer
 from corral.worker.agent.orders.replicas import ReplicaOrders
 from corral.worker.agent.orders.runner import OrderRunner
 from corral.worker.agent.orders.subscriptions import OrderSubscriptions
+from corral.worker.files.fleet_blobs import FleetBlobs
 from corral.worker.files.model_files import CleanupPolicy, WorkerFiles
 from corral.worker.ingress.replicas import ReplicaRelay
 from corral.worker.installer.installer import Installer
@@ -166,11 +167,9 @@ async def _open_files(
     async with open_session(times, trust=cluster.trust, inside=True) as session:
         yield WorkerFiles(
             settings.node.models_dir,
-            session,
+            FleetBlobs(session, controller=cluster.url, fresh_token=cluster.fresh_blob_token),
             clock,
-            controller=cluster.url,
             nearby=settings.install.nearby_blobs,
-            fresh_token=cluster.fresh_blob_token,
             in_use=supervisor.model_files,
             cleanup=CleanupPolicy(unused_s=settings.install.keep_unused_files_s),
         )

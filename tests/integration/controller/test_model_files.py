@@ -54,6 +54,7 @@ from corral.kit.tasks import background
 from corral.store import Store, open_store
 from corral.store.tables import controllers, model_files, models, nodes
 from corral.store.tables.models import StoredModel
+from corral.worker.files.fleet_blobs import FleetBlobs
 from corral.worker.files.model_files import WorkerFiles
 from tests.integration.store.rows import a_node
 from tests.support.blob_server import BlobServer
@@ -403,7 +404,7 @@ async def test_a_file_that_was_lost_is_brought_back_when_it_is_asked_for(site: S
     site.blobs.discard(DIGEST)
     (site.folder / "worker").mkdir()
     async with door(site, files) as url:
-        worker = WorkerFiles(site.folder / "worker", site.session, SystemClock(), limits=PATIENT)
+        worker = WorkerFiles(site.folder / "worker", FleetBlobs(site.session), SystemClock(), limits=PATIENT)
         _, token = files.sources_for("node-1")
         await worker.ensure([file], [url], token)
         assert (site.folder / "worker" / file.path).read_bytes() == WEIGHTS
@@ -431,7 +432,7 @@ async def test_a_worker_fetches_them_with_the_token_of_its_order(site: Site) -> 
     files = site.files()
     got = await files.ensure(definition)
     async with door(site, files) as url:
-        worker = WorkerFiles(site.folder / "worker", site.session, SystemClock())
+        worker = WorkerFiles(site.folder / "worker", FleetBlobs(site.session), SystemClock())
         (site.folder / "worker").mkdir()
         _, token = files.sources_for("node-1")
         await worker.ensure(got, [url], token)

@@ -22,6 +22,7 @@ from corral.contract.messages.replicas import ReplicaFile
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound, Unreachable
 from corral.worker.files.file_sets import FileSets
+from corral.worker.files.fleet_blobs import FleetBlobs
 from corral.worker.files.model_files import CleanupPolicy, WorkerFiles
 from tests.support.blob_server import BlobServer
 from tests.support.blob_source import BlobSource, blob_source
@@ -61,9 +62,8 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         made: list[Site] = []
         files = WorkerFiles(
             models,
-            session,
+            FleetBlobs(session, controller="http://127.0.0.1:8080"),
             SystemClock(),
-            controller="http://127.0.0.1:8080",
             in_use=lambda: made[0].busy,
             space=DiskSpace(reserve_bytes=0, measure=lambda _folder: made[0].free()),
             cleanup=CleanupPolicy(unused_s=1000.0, partial_s=1000.0),
@@ -121,7 +121,7 @@ async def test_what_cannot_be_had(site: Site) -> None:
     absent = ReplicaFile("m/one/w.gguf", "sha256:" + "0" * 64, 3)
     with pytest.raises(NotFound, match=r"m/one/w\.gguf"):
         await site.ensure(absent)
-    with pytest.raises(NotFound, match="names no place"):
+    with pytest.raises(NotFound, match="names no source"):
         await site.ensure(absent, urls=())
     with pytest.raises(Denied):
         await site.ensure(absent, token="stolen")
@@ -140,7 +140,7 @@ async def test_a_token_that_has_run_out_is_renewed(site: Site) -> None:
         asked.append("please")
         return site.source.token
 
-    site.files = WorkerFiles(site.models, site.session, SystemClock(), fresh_token=fresh)
+    site.files = WorkerFiles(site.models, FleetBlobs(site.session, fresh_token=fresh), SystemClock())
     await site.ensure(file, token="old")
     assert (site.models / "m/one/w.gguf").read_bytes() == b"abc"
     await site.ensure(site.source.add("m/one/v.gguf", b"def"))
@@ -210,7 +210,7 @@ async def test_files_of_deleted_models_go(site: Site) -> None:
 async def test_a_blob_nearby_is_linked_and_nothing_is_sent(site: Site) -> None:
     file = site.source.add("m/one/w.gguf", WEIGHTS)
     nearby = site.source.store.path(file.digest)
-    site.files = WorkerFiles(site.models, site.session, SystemClock(), nearby=nearby.parent)
+    site.files = WorkerFiles(site.models, FleetBlobs(site.session), SystemClock(), nearby=nearby.parent)
     await site.ensure(file)
     assert (site.models / file.path).samefile(nearby)
     assert site.source.listener.sent_bytes == 0

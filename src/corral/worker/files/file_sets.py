@@ -1,7 +1,7 @@
-"""Which files were brought here together, and when they were last used. Blocking.
+"""Records which files were fetched together, and when they were last used. Blocking.
 
-A set is one small file that lists their paths; its own time is when it was last used. What is not in a set was not
-brought by us, and is never removed.
+A set is one small file that lists paths; its modification time is the time of the last use. A file that is in no set
+was not fetched by this worker and is never removed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FileSets:
         self._models = models
 
     def use(self, paths: Iterable[str]) -> None:
-        """These were asked for now."""
+        """Record that these paths are used now."""
         listed = sorted(paths)
         name = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:24]
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -46,8 +46,8 @@ class FileSets:
             write_atomically(record, msgspec.json.encode(listed))
 
     def unused(self, in_use: Collection[Path], *, before: float | None = None) -> list[FileSet]:
-        """Those of which no file is in use, the longest unused first; only those last used `before` then. Engines that
-        read many files use the folder they lie in."""
+        """The sets without a file in use, the longest unused first; with `before`, only those last used before that
+        time. A folder in `in_use` stands for all files in it."""
         busy = _real_paths(in_use)
         found = [each for each in self._all() if not self._is_any(each, busy)]
         return sorted(
@@ -55,7 +55,7 @@ class FileSets:
         )
 
     def is_used(self, chosen: FileSet, in_use: Collection[Path]) -> bool:
-        """Whether a file of it is in use, or it was asked for since it was read."""
+        """Whether a file of the set is in use, or the set was used since its record was read."""
         try:
             used_at = chosen.record.stat().st_mtime
         except FileNotFoundError:
@@ -63,7 +63,8 @@ class FileSets:
         return used_at > chosen.used_at or self._is_any(chosen, _real_paths(in_use))
 
     def inodes(self) -> set[tuple[int, int]]:
-        """Of every file that is still there. A set of which nothing is left is forgotten: its model was deleted."""
+        """The inodes of all existing files of sets. The record of a set without any existing file is removed: its
+        model was deleted."""
         found: set[tuple[int, int]] = set()
         for each in self._all():
             there = {inode for path in each.paths if (inode := inode_of(self._models / path)) is not None}
@@ -73,7 +74,7 @@ class FileSets:
         return found
 
     def remove(self, gone: FileSet) -> None:
-        """Its files, as far as no other set has them too, and folders that are empty then."""
+        """Remove the files of the set that belong to no other set, and the folders that are empty afterwards."""
         others = {path for each in self._all() if each.record != gone.record for path in each.paths}
         for path in gone.paths:
             if path not in others:
@@ -81,13 +82,13 @@ class FileSets:
                 file.unlink(missing_ok=True)
                 self._prune(file.parent)
         gone.record.unlink(missing_ok=True)
-        log.info("model files nobody uses were removed", files=len(gone.paths), first=next(iter(gone.paths), ""))
+        log.info("unused model files were removed", files=len(gone.paths), first=next(iter(gone.paths), ""))
 
     def _is_any(self, each: FileSet, busy: Collection[str]) -> bool:
         return any(_is_in(busy, self._real(path)) for path in each.paths)
 
     def _prune(self, folder: Path) -> None:
-        with contextlib.suppress(OSError):  # one that is not empty ends it
+        with contextlib.suppress(OSError):  # a folder that is not empty ends the loop
             while folder != self._models and folder.is_relative_to(self._models):
                 folder.rmdir()
                 folder = folder.parent
@@ -111,7 +112,7 @@ def _real_paths(paths: Collection[Path]) -> frozenset[str]:
 
 
 def _is_in(busy: Collection[str], path: str) -> bool:
-    """One of them, or in one of them."""
+    """Whether the path or a folder above it is in `busy`."""
     return path in busy or any(str(folder) in busy for folder in Path(path).parents)
 
 
