@@ -1,4 +1,4 @@
-"""Which replica is picked, how its load is counted, and how long what could not be reached is left alone."""
+"""Which replica is picked, how its requests are counted, and how long what could not be reached is left alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.contract.messages.replicas import NodeLoad
-from corral.gateway.routing.in_flight import Ejection, InFlight, Load
+from corral.gateway.routing.in_flight import Ejection, InFlight, SlotCounter
 from corral.gateway.routing.pick import (
     BUSY,
     EJECTED,
@@ -114,79 +114,81 @@ class Queue:
         self.notified += 1
 
 
-def attached(load: Load, slots: int = 1, *, queue: Queue | None = None, last_resort: bool = False) -> list[int]:
+def attached(
+    counter: SlotCounter, slots: int = 1, *, queue: Queue | None = None, last_resort: bool = False
+) -> list[int]:
     ranks = [7]
-    load.attach(ranks, 0, slots=slots, last_resort=last_resort, queue=queue or Queue(waiting=0))
+    counter.attach(ranks, 0, slots=slots, last_resort=last_resort, queue=queue or Queue(waiting=0))
     return ranks
 
 
 def test_a_load_keeps_its_rank_and_tells_who_waits() -> None:
-    load, queue = Load("n"), Queue(waiting=1)
-    ranks = attached(load, 2, queue=queue)
+    counter, queue = SlotCounter("n"), Queue(waiting=1)
+    ranks = attached(counter, 2, queue=queue)
     assert ranks == [0]
-    load.begin()
+    counter.begin()
     assert ranks == [1]
-    load.begin()
+    counter.begin()
     assert ranks == [2 + BUSY]
-    load.end()
+    counter.end()
     assert (ranks, queue.notified) == ([1], 1)
-    load.eject()
+    counter.eject()
     assert ranks == [1 + EJECTED]
-    load.readmit()
+    counter.readmit()
     assert (ranks, queue.notified) == ([1], 2)
 
 
 def test_requests_of_an_old_view_end_under_the_new_one() -> None:
-    load = Load("n")
-    old = attached(load)
-    load.begin()
-    new = attached(load, last_resort=True)
+    counter = SlotCounter("n")
+    old = attached(counter)
+    counter.begin()
+    new = attached(counter, last_resort=True)
     assert new == [rank(1, 1, base=LAST_RESORT)]
-    load.end()
+    counter.end()
     assert (old, new) == ([1 + BUSY], [LAST_RESORT])
 
 
 def test_what_a_node_tells_is_counted_less_what_is_ours() -> None:
     in_flight = InFlight()
-    load = in_flight.load("p1", "n1")
-    ranks = attached(load, 4)
-    load.begin()
+    counter = in_flight.counter("p1", "n1")
+    ranks = attached(counter, 4)
+    counter.begin()
     in_flight.on_report("n1", NodeLoad("boot", 1, {"p1": 3}))
-    assert (load.in_flight, ranks) == (3, [3])
-    load.end()
-    assert load.in_flight == 2
+    assert (counter.in_flight, ranks) == (3, [3])
+    counter.end()
+    assert counter.in_flight == 2
     in_flight.on_report("n1", NodeLoad("boot", 2, {}))
-    assert load.in_flight == 0
+    assert counter.in_flight == 0
 
 
 def test_a_count_taken_before_our_request_ended_does_not_keep_its_slot() -> None:
     in_flight = InFlight()
-    load = in_flight.load("p1", "n1")
-    ranks = attached(load)
-    load.begin()
-    load.end()
+    counter = in_flight.counter("p1", "n1")
+    ranks = attached(counter)
+    counter.begin()
+    counter.end()
     in_flight.on_report("n1", NodeLoad("boot", 1, {"p1": 1}))  # it was on its way
     assert ranks == [0]
 
 
 def test_reports_that_were_overtaken_and_other_nodes_do_not_count() -> None:
     in_flight = InFlight()
-    load = in_flight.load("p1", "n1")
-    attached(load, 9)
+    counter = in_flight.counter("p1", "n1")
+    attached(counter, 9)
     in_flight.on_report("n1", NodeLoad("boot", 5, {"p1": 2}))
     in_flight.on_report("n1", NodeLoad("boot", 4, {"p1": 7}))
     in_flight.on_report("n2", NodeLoad("boot", 9, {"p1": 8}))
-    assert load.in_flight == 2
+    assert counter.in_flight == 2
     in_flight.on_report("n1", NodeLoad("another boot", 1, {"p1": 1}))
-    assert load.in_flight == 1
+    assert counter.in_flight == 1
     in_flight.on_disconnect()
-    assert load.in_flight == 0
+    assert counter.in_flight == 0
 
 
 def test_what_cannot_be_reached_is_left_alone_for_longer_each_time() -> None:
     later: list[tuple[float, Callable[[], None]]] = []
     in_flight = InFlight()
-    first, second, elsewhere = (in_flight.load(f"p{n}", node) for n, node in ((1, "n1"), (2, "n1"), (3, "n2")))
+    first, second, elsewhere = (in_flight.counter(f"p{n}", node) for n, node in ((1, "n1"), (2, "n1"), (3, "n2")))
     ejection = Ejection(in_flight, lambda s, call: later.append((s, call)), first_s=1.0, cap_s=3.0)
     ejection.eject_node("n1")
     ejection.eject_node("n1")  # another request found out at the same time

@@ -12,7 +12,7 @@ from corral.contract.view import ViewNode, ViewReplica
 from corral.gateway.receipts.buffer import ReceiptBuffer, ReceiptTemplate, write_receipt
 from corral.gateway.receipts.metrics import RouteCounts
 from corral.gateway.receipts.sender import ReceiptSender
-from corral.gateway.routing.in_flight import Load
+from corral.gateway.routing.in_flight import SlotCounter
 from corral.gateway.routing.replicas import ReplicaTarget
 from corral.gateway.view.fleet import Client
 from corral.kit.clock import SystemClock
@@ -21,7 +21,7 @@ from corral.kit.errors import Failed
 
 def test_receipts_of_the_fast_path_decode_to_receipts() -> None:
     seen = ViewReplica('p"1', "n1", "small", replica=2, revision="r", digest="sha256:d")
-    replica = ReplicaTarget(seen, ViewNode("n1", "node"), Target("h", 1), Load())
+    replica = ReplicaTarget(seen, ViewNode("n1", "node"), Target("h", 1), SlotCounter())
     client = Client("k", "inference", True, True, False, 0.0, None, b"")
     template = ReceiptTemplate(client, replica.route(b"/v1/x?y", "small"), b"/v1/x")
     answer = json.dumps({"usage": {"prompt_tokens": 8, "completion_tokens": 9}}).encode()

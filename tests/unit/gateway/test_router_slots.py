@@ -123,11 +123,11 @@ async def walk(steps: list[Step]) -> None:
             if step == "begin":
                 floor.begin(KEYS[many % 2])
             elif step == "end" and floor.running:
-                floor.running.pop(many % len(floor.running)).load.end()
+                floor.running.pop(many % len(floor.running)).counter.end()
             elif step == "leave" and floor.waiting:
                 floor.waiting[many % len(floor.waiting)].cancel()
             elif step == "rush" and floor.running and floor.waiting:  # one is served and leaves before it knows
-                floor.running.pop(many % len(floor.running)).load.end()
+                floor.running.pop(many % len(floor.running)).counter.end()
                 for task in floor.waiting:
                     task.cancel()
             elif step == "view":
@@ -141,9 +141,9 @@ async def walk(steps: list[Step]) -> None:
             await floor.settle()
             floor.check()
         while floor.running:
-            floor.running.pop().load.end()
+            floor.running.pop().counter.end()
             await floor.settle()
-        assert all(floor.in_flight.load(p, "").own == 0 for p in floor.slots)
+        assert all(floor.in_flight.counter(p, "").own == 0 for p in floor.slots)
     finally:
         for task in floor.waiting:
             task.cancel()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from corral.contract.view import KeyLimits
 from corral.gateway.http.rate_limits import KeyLimiter
-from corral.gateway.processes.in_flight import SharedInFlight, SharedLoad, row_name
+from corral.gateway.processes.in_flight import SharedInFlight, SharedSlotCounter, row_name
 from corral.gateway.processes.metrics import keep_counters, merge_snapshots, restore_metrics, take_snapshot
 from corral.gateway.processes.rate_limits import SharedLimiters, bucket_row, fill, running_row
 from corral.gateway.processes.table import RowAllocator, SharedTable
@@ -32,21 +32,21 @@ def close(found: list[SharedTable]) -> None:
         os.close(each.descriptor)
 
 
-def shared_loads(found: list[SharedTable], slots: int) -> list[SharedLoad]:
-    loads = []
+def shared_counters(found: list[SharedTable], slots: int) -> list[SharedSlotCounter]:
+    counters = []
     for table in found:
         in_flight = SharedInFlight(table)
         in_flight.use({row_name("p1"): 1})
-        load = in_flight.load("p1", "n1")
-        assert isinstance(load, SharedLoad)
-        load._slots = slots
-        loads.append(load)
-    return loads
+        counter = in_flight.counter("p1", "n1")
+        assert isinstance(counter, SharedSlotCounter)
+        counter._slots = slots
+        counters.append(counter)
+    return counters
 
 
 def test_requests_of_every_process_fill_a_replica() -> None:
     found = tables(2)
-    _, one, two = shared_loads(found, slots=2)
+    _, one, two = shared_counters(found, slots=2)
     one.begin()
     two.begin()
     assert (two.in_flight, two.is_over) == (2, False)
@@ -63,9 +63,9 @@ def test_requests_of_every_process_fill_a_replica() -> None:
 
 def test_what_a_node_reports_counts_as_others_only_beyond_what_was_ours() -> None:
     found = tables(2)
-    parent, one, two = shared_loads(found, slots=100)
-    for load in (one, one, two):
-        load.begin()
+    parent, one, two = shared_counters(found, slots=100)
+    for counter in (one, one, two):
+        counter.begin()
     one.end()  # the node may have counted it still
     parent.on_report(5)
     one.refresh()

@@ -105,7 +105,7 @@ class InferenceFastPath:
         if route is None:
             return None
         if limiter is not None and not limiter.begin():
-            route.load.end()
+            route.counter.end()
             return None
         if route is not policy.route:
             policy.forward = self._prepare(policy, client, head, route)
@@ -124,7 +124,7 @@ class InferenceFastPath:
         response: bytes,
     ) -> None:
         tag: ForwardTag = forward.tag  # type: ignore[assignment]  # set by `_prepare`
-        tag.load.end()
+        tag.counter.end()
         counts = self._counts
         counts.in_flight -= 1
         uncounted = counts.uncounted
@@ -151,7 +151,7 @@ class InferenceFastPath:
         tap: Tap | None,
     ) -> None:
         tag: ForwardTag = forward.tag  # type: ignore[assignment]  # set by `_prepare`
-        tag.load.end()
+        tag.counter.end()
         counts = self._counts
         counts.in_flight -= 1
         summary = summarize(tap, started) if isinstance(tap, UsageTap) else NOT_SEEN

@@ -212,7 +212,7 @@ class Forwarder:
             else:
                 return self._on_relayed(outcome, route, outcome.result)
             finally:
-                route.load.end()
+                route.counter.end()
             route = None
 
     async def _relay(
@@ -253,7 +253,7 @@ class Forwarder:
 
     def _on_relayed(self, outcome: _RequestOutcome, route: Route, result: RelayResult) -> int:
         if route.replica is not None:
-            self._ejection.on_reached(route.load)
+            self._ejection.on_reached(route.counter)
         if result.client_gone:
             outcome.ending = "client_left"
         elif not result.complete:

@@ -294,7 +294,7 @@ class ParentLink:
         waiting = self._slots.pop(frame.id, None)
         replica = None if waiting is None else self._find(frame.process_id)
         if replica is not None:
-            replica.load.begin()
+            replica.counter.begin()
         self._send(messages.SlotTaken(frame.id))
         if waiting is None:
             return

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Mapping
 
 from corral.gateway.processes.table import PARENT, SharedTable
-from corral.gateway.routing.in_flight import Ejection, InFlight, Load
+from corral.gateway.routing.in_flight import Ejection, InFlight, SlotCounter
 from corral.gateway.routing.pick import BUSY
 
 _PEAK = 1 << 20  # a peak cell is the number of the node's report, times this, plus the peak since that report
@@ -21,7 +21,7 @@ def row_name(process_id: str) -> str:
     return f"replica {process_id}"
 
 
-class SharedLoad(Load):
+class SharedSlotCounter(SlotCounter):
     """The second number of a row is the maximum of a process's requests in flight since the node's last report
     (`_PEAK`); in the parent's column, the number of that report."""
 
@@ -78,15 +78,15 @@ class SharedLoad(Load):
         others: float = self._other_gateways  # as in `refresh`, without the call: this is the fast path
         for at in self._others_at:
             others += cells[at]
-        load = own + int(others)
-        self._others = load - own
-        self._ranks[self._index] = self._base + (load if load < self._slots else load + BUSY)
+        total = own + int(others)
+        self._others = total - own
+        self._ranks[self._index] = self._base + (total if total < self._slots else total + BUSY)
 
     def end(self) -> None:
         own = self.own = self.own - 1
         self._cells[self._own_at] = own + self._other_gateways
-        load = own + self._others
-        self._ranks[self._index] = self._base + (load if load < self._slots else load + BUSY)
+        total = own + self._others
+        self._ranks[self._index] = self._base + (total if total < self._slots else total + BUSY)
         if self._queue.waiting:
             self._queue.on_slot_free()
 
@@ -97,11 +97,11 @@ class SharedLoad(Load):
         for at in self._others_at:
             others += cells[at]
         self._others = int(others)
-        load = self.own + self._others
-        self._ranks[self._index] = self._base + (load if load < self._slots else load + BUSY)
+        total = self.own + self._others
+        self._ranks[self._index] = self._base + (total if total < self._slots else total + BUSY)
 
     def on_report(self, in_flight: int) -> None:
-        """In the parent: the node's count, which includes all our processes (`Load.on_report` explains the peaks)."""
+        """In the parent: the node's count, which includes all our processes (peaks: `SlotCounter.on_report`)."""
         cells, report = self._cells, self._cells[self._report_at]
         ours = self.own
         for number, at in enumerate(self._children, 1):
@@ -127,15 +127,15 @@ class SharedInFlight(InFlight):
         """The rows of the view that is applied next."""
         self._rows = rows
 
-    def load(self, process_id: str, node_id: str) -> Load:
-        load = super().load(process_id, node_id)
+    def counter(self, process_id: str, node_id: str) -> SlotCounter:
+        counter = super().counter(process_id, node_id)
         row = self._rows.get(row_name(process_id))
-        if row is not None and isinstance(load, SharedLoad):
-            load.bind_row(self._table, row)
-        return load
+        if row is not None and isinstance(counter, SharedSlotCounter):
+            counter.bind_row(self._table, row)
+        return counter
 
-    def new_load(self, node_id: str) -> Load:
-        return SharedLoad(node_id, self._table.columns)
+    def new_counter(self, node_id: str) -> SlotCounter:
+        return SharedSlotCounter(node_id, self._table.columns)
 
 
 class SharedEjection(Ejection):

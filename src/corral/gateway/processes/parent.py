@@ -31,7 +31,7 @@ from corral.gateway.receipts.buffer import ReceiptBuffer
 from corral.gateway.receipts.metrics import Metrics, RouteCounts
 from corral.gateway.receipts.sender import ReceiptSender
 from corral.gateway.responses import Response, unknown_model
-from corral.gateway.routing.in_flight import Ejection, Load
+from corral.gateway.routing.in_flight import Ejection, SlotCounter
 from corral.gateway.routing.load_watcher import LoadWatcher
 from corral.gateway.routing.replicas import ReplicaTarget
 from corral.gateway.routing.request import WaitTimes
@@ -116,7 +116,7 @@ class _Child:
         self.is_serving = False
         self.metrics = MetricsSnapshot()  # as last reported
         self.waits: dict[int, asyncio.Task[None]] = {}  # requests that wait for a slot
-        self.granted: dict[int, Load] = {}  # slots that the parent counts until the child does
+        self.granted: dict[int, SlotCounter] = {}  # slots that the parent counts until the child does
 
     def send(self, frame: messages.Frame) -> None:
         if self.channel is not None:
@@ -243,8 +243,8 @@ class Parent:
                 cells[second] = max(cells[second], cells[second + child.column])
             cells[first + child.column] = cells[second + child.column] = 0.0
         self._ended = merge_snapshots((self._ended, keep_counters(child.metrics)))
-        for load in child.granted.values():
-            load.end()
+        for counter in child.granted.values():
+            counter.end()
         self._router.serve_waiting()
 
     # The view.
@@ -285,8 +285,8 @@ class Parent:
                 if (waiting := child.waits.get(frame.id)) is not None:
                     waiting.cancel()
             case messages.SlotTaken():
-                if (load := child.granted.pop(frame.id, None)) is not None:
-                    load.end()
+                if (counter := child.granted.pop(frame.id, None)) is not None:
+                    counter.end()
             case messages.SlotFreed():
                 self._router.serve_waiting(frame.model)
             case messages.EjectionChange():
@@ -344,7 +344,7 @@ class Parent:
         else:
             got = await self._router.wait(model_route, frame.key_id, wait_times)
         if isinstance(got, ReplicaTarget):
-            child.granted[frame.id] = got.load
+            child.granted[frame.id] = got.counter
             child.send(messages.SlotGranted(frame.id, got.seen.process_id, wait_times.load_s, wait_times.queue_s))
         else:
             child.send(

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from corral.contract.view import FleetView
-from corral.gateway.processes.in_flight import SharedInFlight, SharedLoad
+from corral.gateway.processes.in_flight import SharedInFlight, SharedSlotCounter
 from corral.gateway.processes.table import PARENT, SharedTable
 from corral.gateway.responses import Response
 from corral.gateway.routing.pick import BUSY
@@ -43,16 +43,16 @@ class SharedRouter(ReplicaRouter):
 
     def refresh(self, model_route: ModelRoute) -> None:
         for replica in model_route.replicas:
-            load = replica.load
-            if isinstance(load, SharedLoad):
-                load.refresh()
+            counter = replica.counter
+            if isinstance(counter, SharedSlotCounter):
+                counter.refresh()
 
     def _choose(self, model_route: ModelRoute, body: bytes) -> ReplicaTarget | None:
         for _ in range(len(model_route.replicas) + 1):
             replica = super()._choose(model_route, body)
-            if replica is None or not replica.load.is_over:
+            if replica is None or not replica.counter.is_over:
                 return replica
-            replica.load.end()
+            replica.counter.end()
         return None
 
 
@@ -175,9 +175,9 @@ class ChildRouter(SharedRouter):
         replicas = model_route.replicas
         if len(replicas) == 1 and model_route.ranks[0] < BUSY:  # the usual case
             replica = replicas[0]
-            replica.load.begin()
-            if replica.load.is_over:
-                replica.load.end()
+            replica.counter.begin()
+            if replica.counter.is_over:
+                replica.counter.end()
                 return None
         else:
             chosen = self._choose(model_route, request.body)

@@ -24,12 +24,12 @@ _NO_TOKENS = (0, 0)
 class ReceiptTemplate:
     """What the receipts of all requests of one client to one replica have in common."""
 
-    __slots__ = ("_start", "client", "load", "path", "route")
+    __slots__ = ("_start", "client", "counter", "path", "route")
 
     def __init__(self, client: Client, route: Route, path: bytes) -> None:
         self.client = client
         self.route = route
-        self.load = route.load
+        self.counter = route.counter
         self.path = path  # of the client's request
         self._start = b""
 

@@ -1,8 +1,8 @@
 """Requests in flight at each replica: this gateway's exactly, those of other gateways as the node reports them.
 
-`Load` is the only mutable object on the fast path. It writes the rank of its replica (`pick.py`) into a list of the
-current view, and notifies the queue when a slot becomes free. Loads outlive views: a request that began under an old
-view ends under a new one. `Ejection` keeps requests away from replicas that could not be reached.
+`SlotCounter` is the only mutable object on the fast path. It writes the rank of its replica (`pick.py`) into a list of
+the current view, and notifies the queue when a slot becomes free. Counters outlive views: a request that began under an
+old view ends under a new one. `Ejection` keeps requests away from replicas that could not be reached.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _EmptyQueue:
 _EMPTY_QUEUE = _EmptyQueue()
 
 
-class Load:
+class SlotCounter:
     """Requests in flight at one process."""
 
     __slots__ = ("_base", "_index", "_others", "_peak", "_queue", "_ranks", "_slots", "ejections", "node_id", "own")
@@ -64,13 +64,13 @@ class Load:
         own = self.own = self.own + 1
         if own > self._peak:
             self._peak = own
-        load = own + self._others
-        self._ranks[self._index] = self._base + (load if load < self._slots else load + BUSY)
+        total = own + self._others
+        self._ranks[self._index] = self._base + (total if total < self._slots else total + BUSY)
 
     def end(self) -> None:
         self.own -= 1
-        load = self.own + self._others
-        self._ranks[self._index] = self._base + (load if load < self._slots else load + BUSY)
+        total = self.own + self._others
+        self._ranks[self._index] = self._base + (total if total < self._slots else total + BUSY)
         if self._queue.waiting:
             self._queue.on_slot_free()
 
@@ -110,35 +110,35 @@ class Load:
                 self._queue.on_slot_free()
 
     def _write(self) -> None:
-        load = self.own + self._others
-        self._ranks[self._index] = self._base + (load if load < self._slots else load + BUSY)
+        total = self.own + self._others
+        self._ranks[self._index] = self._base + (total if total < self._slots else total + BUSY)
 
 
 class InFlight:
-    """Loads by process, updated by the reports of nodes."""
+    """Counters by process, updated by the reports of nodes."""
 
     def __init__(self) -> None:
-        self._loads: dict[str, Load] = {}
-        self._on_node: dict[str, dict[str, Load]] = {}  # the same by node, which reports several times a second
+        self._counters: dict[str, SlotCounter] = {}
+        self._on_node: dict[str, dict[str, SlotCounter]] = {}  # the same by node, which reports several times a second
         self._nodes: dict[str, tuple[str, int]] = {}  # the last report of each: boot id and sequence number
 
-    def load(self, process_id: str, node_id: str) -> Load:
-        found = self._loads.get(process_id)
+    def counter(self, process_id: str, node_id: str) -> SlotCounter:
+        found = self._counters.get(process_id)
         if found is None:
-            found = self._loads[process_id] = self.new_load(node_id)
+            found = self._counters[process_id] = self.new_counter(node_id)
             self._on_node.setdefault(node_id, {})[process_id] = found
         return found
 
-    def new_load(self, node_id: str) -> Load:
-        return Load(node_id)
+    def new_counter(self, node_id: str) -> SlotCounter:
+        return SlotCounter(node_id)
 
-    def find(self, process_id: str) -> Load | None:
-        return self._loads.get(process_id)
+    def find(self, process_id: str) -> SlotCounter | None:
+        return self._counters.get(process_id)
 
     def retain(self, process_ids: set[str]) -> None:
-        """Remove all other processes. Their requests in flight keep a reference to their load."""
-        for process_id in [each for each in self._loads if each not in process_ids]:
-            gone = self._loads.pop(process_id)
+        """Remove all other processes. Their requests in flight keep a reference to their counter."""
+        for process_id in [each for each in self._counters if each not in process_ids]:
+            gone = self._counters.pop(process_id)
             gone.detach()
             others = self._on_node[gone.node_id]
             del others[process_id]
@@ -146,24 +146,24 @@ class InFlight:
                 del self._on_node[gone.node_id]
                 self._nodes.pop(gone.node_id, None)
 
-    def on_node(self, node_id: str) -> list[Load]:
+    def on_node(self, node_id: str) -> list[SlotCounter]:
         return list(self._on_node.get(node_id, {}).values())
 
     def on_report(self, node_id: str, report: NodeLoad) -> None:
         """Reports may arrive out of order: a report counts if its number is higher, or its boot id is another."""
-        loads = self._on_node.get(node_id)
+        counters = self._on_node.get(node_id)
         boot, seq = self._nodes.get(node_id, ("", 0))
-        if loads is None or (boot == report.boot_id and report.seq <= seq):
+        if counters is None or (boot == report.boot_id and report.seq <= seq):
             return
         self._nodes[node_id] = (report.boot_id, report.seq)
-        for process_id, load in list(loads.items()):
-            load.on_report(report.in_flight.get(process_id, 0))
+        for process_id, counter in list(counters.items()):
+            counter.on_report(report.in_flight.get(process_id, 0))
 
     def on_disconnect(self) -> None:
         """No more reports arrive: our own numbers are better than old ones of others."""
         self._nodes.clear()
-        for load in self._loads.values():
-            load.on_report(0)
+        for counter in self._counters.values():
+            counter.on_report(0)
 
 
 CallLater = Callable[[float, Callable[[], None]], object]  # calls the function after so many seconds
@@ -182,13 +182,13 @@ class Ejection:
         self.count = 0
 
     def eject_process(self, process_id: str) -> None:
-        if (load := self._in_flight.find(process_id)) is not None:
-            self._eject(load)
+        if (counter := self._in_flight.find(process_id)) is not None:
+            self._eject(counter)
 
     def eject_node(self, node_id: str) -> None:
         """Eject all its processes: its ingress could not be reached."""
-        for load in self._in_flight.on_node(node_id):
-            self._eject(load)
+        for counter in self._in_flight.on_node(node_id):
+            self._eject(counter)
 
     def suspend_node(self, node_id: str) -> None:
         """Its ingress is silent: eject all its processes until `resume_node`; also processes of later views, once one
@@ -198,22 +198,22 @@ class Ejection:
 
     def resume_node(self, node_id: str) -> None:
         self._suspended.discard(node_id)
-        for load in self._in_flight.on_node(node_id):
-            load.ejections = 0
-            load.readmit()
+        for counter in self._in_flight.on_node(node_id):
+            counter.ejections = 0
+            counter.readmit()
 
-    def on_reached(self, load: Load) -> None:
-        load.ejections = 0
+    def on_reached(self, counter: SlotCounter) -> None:
+        counter.ejections = 0
 
-    def _eject(self, load: Load) -> None:
-        if load.is_ejected:  # another request has ejected it meanwhile
+    def _eject(self, counter: SlotCounter) -> None:
+        if counter.is_ejected:  # another request has ejected it meanwhile
             return
         self.count += 1
-        wait_s = min(self._cap_s, self._first_s * 2**load.ejections)
-        load.ejections = min(load.ejections + 1, 16)
-        load.eject()
-        self._call_later(wait_s, partial(self._readmit, load))
+        wait_s = min(self._cap_s, self._first_s * 2**counter.ejections)
+        counter.ejections = min(counter.ejections + 1, 16)
+        counter.eject()
+        self._call_later(wait_s, partial(self._readmit, counter))
 
-    def _readmit(self, load: Load) -> None:
-        if load.node_id not in self._suspended:
-            load.readmit()
+    def _readmit(self, counter: SlotCounter) -> None:
+        if counter.node_id not in self._suspended:
+            counter.readmit()

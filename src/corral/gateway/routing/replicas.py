@@ -9,28 +9,28 @@ from urllib.parse import quote, urlsplit
 
 from corral.contract.http import Target
 from corral.contract.view import FleetView, ViewModel, ViewNode, ViewReplica
-from corral.gateway.routing.in_flight import InFlight, Load
+from corral.gateway.routing.in_flight import InFlight, SlotCounter
 from corral.gateway.routing.pick import Policy
 from corral.gateway.routing.prefixes import PrefixIndex
 from corral.gateway.routing.queue import FairQueue
 
 MAX_ROUTES = 64
 _MODEL_IN_QUERY = re.compile(rb"([?&]model=)[^&]*")
-_NO_LOAD = Load()
+_NO_COUNTER = SlotCounter()
 
 
 class ReplicaTarget:
     """One process that serves a model."""
 
-    __slots__ = ("load", "node_name", "path_prefix", "routes", "seen", "target", "token")
+    __slots__ = ("counter", "node_name", "path_prefix", "routes", "seen", "target", "token")
 
-    def __init__(self, seen: ViewReplica, node: ViewNode, target: Target, load: Load) -> None:
+    def __init__(self, seen: ViewReplica, node: ViewNode, target: Target, counter: SlotCounter) -> None:
         self.seen = seen
         self.node_name = node.name
         self.target = target
         self.token = node.ingress_token.encode()
         self.path_prefix = f"/replicas/{quote(seen.process_id, safe='')}".encode()  # on the ingress
-        self.load = load
+        self.counter = counter
         self.routes: dict[bytes, Route] = {}
 
     def route(self, path: bytes, requested_model: str) -> Route:
@@ -54,9 +54,9 @@ class ReplicaTarget:
 
 class Route:
     """Where a request goes: the worker's ingress, the path there, and the ingress token. The router has taken a slot of
-    the replica for it: the receiver calls `load.end` once."""
+    the replica for it: the receiver calls `counter.end` once."""
 
-    __slots__ = ("ingress_token", "is_stand_in", "load", "path", "replica", "requested_model", "target")
+    __slots__ = ("counter", "ingress_token", "is_stand_in", "path", "replica", "requested_model", "target")
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Route:
         self.path = path
         self.ingress_token = ingress_token
         self.replica = replica
-        self.load = _NO_LOAD if replica is None else replica.load
+        self.counter = _NO_COUNTER if replica is None else replica.counter
         self.requested_model = requested_model  # as the client named it
         self.is_stand_in = is_stand_in  # the replica serves while the requested model is loading
 
@@ -95,10 +95,10 @@ class ModelRoute:
     queue: ModelQueue
     prefixes: PrefixIndex
     replicas: tuple[ReplicaTarget, ...] = ()
-    ranks: list[int] = field(default_factory=list)  # written by each replica's Load
+    ranks: list[int] = field(default_factory=list)  # written by each replica's SlotCounter
     index_by_process: dict[str, int] = field(default_factory=dict)
     turn: int = 0  # the index at which the next choice starts
-    leaving: tuple[Load, ...] = ()  # of replicas that left the view and have requests of ours in flight
+    leaving: tuple[SlotCounter, ...] = ()  # of replicas that left the view and have requests of ours in flight
 
     def is_full(self) -> bool:
         """Whether the requests in flight and waiting, as far as this gateway knows, reach the limit of the
@@ -106,15 +106,17 @@ class ModelRoute:
         limit = self.model.max_concurrent
         if not limit:
             return False
-        busy = sum(replica.load.in_flight for replica in self.replicas) + sum(load.own for load in self.leaving)
+        busy = sum(replica.counter.in_flight for replica in self.replicas) + sum(
+            counter.own for counter in self.leaving
+        )
         return busy + self.queue.waiting >= limit
 
 
-def find_leaving(before: ModelRoute, now: ModelRoute) -> tuple[Load, ...]:
-    """The loads of replicas that the new view no longer has. Their requests in flight still count."""
-    here = {id(replica.load) for replica in now.replicas}
-    known = (*before.leaving, *(replica.load for replica in before.replicas))
-    return tuple(load for load in known if load.own and id(load) not in here)
+def find_leaving(before: ModelRoute, now: ModelRoute) -> tuple[SlotCounter, ...]:
+    """The counters of replicas that the new view no longer has. Their requests in flight still count."""
+    here = {id(replica.counter) for replica in now.replicas}
+    known = (*before.leaving, *(replica.counter for replica in before.replicas))
+    return tuple(counter for counter in known if counter.own and id(counter) not in here)
 
 
 def ingress_target(url: str, node_id: str) -> Target | None:
@@ -134,7 +136,7 @@ def ingress_target(url: str, node_id: str) -> Target | None:
 def place_replicas(
     view: FleetView, model_routes: dict[str, ModelRoute], in_flight: InFlight, controller: Target | None = None
 ) -> None:
-    """Give each model its replicas of the view, with the loads they had before. `controller`: the target for nodes
+    """Give each model its replicas of the view, with the counters they had before. `controller`: the target for nodes
     without an ingress of their own."""
     nodes = {
         node.id: (node, controller if node.via_controller else ingress_target(node.ingress_url, node.id))
@@ -152,7 +154,7 @@ def place_replicas(
             or (model_route.model.revision and seen.revision != model_route.model.revision)
         ):
             continue
-        found[seen.model].append(ReplicaTarget(seen, node, target, in_flight.load(seen.process_id, seen.node_id)))
+        found[seen.model].append(ReplicaTarget(seen, node, target, in_flight.counter(seen.process_id, seen.node_id)))
     for name, model_route in model_routes.items():
         _set_replicas(model_route, found[name])
     in_flight.retain({replica.seen.process_id for replicas in found.values() for replica in replicas})
@@ -166,7 +168,7 @@ def _set_replicas(model_route: ModelRoute, replicas: Iterable[ReplicaTarget]) ->
     }
     for index, replica in enumerate(model_route.replicas):
         seen = replica.seen
-        replica.load.attach(
+        replica.counter.attach(
             model_route.ranks, index, slots=max(1, seen.slots), last_resort=seen.last_resort, queue=model_route.queue
         )
     model_route.prefixes.retain(set(model_route.index_by_process))

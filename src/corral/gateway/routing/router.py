@@ -161,7 +161,7 @@ class ReplicaRouter:
         replicas = model_route.replicas
         if len(replicas) == 1 and model_route.ranks[0] < BUSY:
             replica = replicas[0]
-            replica.load.begin()
+            replica.counter.begin()
         else:
             chosen = self._choose(model_route, request.body)
             if chosen is None:
@@ -181,7 +181,7 @@ class ReplicaRouter:
             return None
         model_route.turn = index + 1
         replica = replicas[index]
-        replica.load.begin()
+        replica.counter.begin()
         return replica
 
     def _choose_by_prefix(self, model_route: ModelRoute, body: bytes) -> int | None:
@@ -282,7 +282,7 @@ class ReplicaRouter:
         except BaseException:  # the client left, perhaps just after it was served
             given = served.result() if served.done() and not served.cancelled() else None
             if isinstance(given, ReplicaTarget):
-                given.load.end()
+                given.counter.end()
             raise
         finally:
             queue.remove(waiter)
@@ -315,7 +315,7 @@ class ReplicaRouter:
         model_route = self._model_routes.get(name)
         if model_route is None:
             return responses.unknown_model(name, installed=len(self._by_name))
-        if model_route.replicas and all(replica.load.is_ejected for replica in model_route.replicas):
+        if model_route.replicas and all(replica.counter.is_ejected for replica in model_route.replicas):
             return responses.unreachable(name, self._options.retry_after_s)
         if model_route.replicas:
             return responses.all_busy(name, self._options.retry_after_s)
@@ -350,7 +350,7 @@ def _resolve(served: asyncio.Future[ReplicaTarget | Response], result: object) -
     if isinstance(result, ReplicaTarget | Response) and not served.done():
         served.set_result(result)
     elif isinstance(result, ReplicaTarget):
-        result.load.end()
+        result.counter.end()
 
 
 def _policy(own: ViewPolicy | None, default: Policy) -> Policy:
