@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from corral.blobs.storage_settings import StorageSettings
 from corral.kit.settings import group, setting, valid_log_level
 from corral.worker.settings.install import InstallSettings
 from corral.worker.settings.network import BusSettings, IngressSettings, LocalAISettings
@@ -22,6 +23,7 @@ class WorkerSettings:
     registration: RegistrationSettings = group(RegistrationSettings)
     shutdown: ShutdownSettings = group(ShutdownSettings)
     localai: LocalAISettings = group(LocalAISettings)
+    storage: StorageSettings = group(StorageSettings)
     bus: BusSettings = group(BusSettings)
     log_level: str = setting("debug, info, warning or error", default="info", check=valid_log_level)
     log_json: bool = setting("log lines as JSON", default=False)
