@@ -48,5 +48,5 @@ async def blob_source(folder: Path) -> AsyncIterator[BlobSource]:
     def check(authorization: str) -> Refusal | None:
         return None if authorization == f"Bearer {TOKEN}" else Refusal(401, "not that one")
 
-    async with BlobListener(find, check) as listener:
+    async with BlobListener(find, check, list_chunks=store.chunk_list) as listener:
         yield BlobSource(store, listener, await listener.listen("127.0.0.1", 0))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from corral.contract.messages.backends import Phase
 
@@ -21,6 +21,8 @@ class Progress:
     file_index: int = 0  # of several files: the number of this one, from 1; the bytes are those of all files
     file_count: int = 0
     share: float | None = None  # done part of all work, 0 to 1, independent of the bytes; None: as the bytes say
+    sources: Mapping[str, int] = field(default_factory=dict)  # received bytes by source; empty: unknown
+    banned: tuple[str, ...] = ()  # sources that sent wrong bytes
 
 
 OnProgress = Callable[[Progress], None]
@@ -108,6 +110,8 @@ class FilesProgress:
         self._on_progress = on_progress
         self._monotonic = monotonic
         self._meter = RateMeter()
+        self._sources: list[Mapping[str, int]] = [{} for _ in sizes]
+        self._banned: dict[str, None] = {}  # in order
 
     def complete(self, index: int) -> None:
         """The file is complete: fetched and unpacked now, or present before."""
@@ -134,6 +138,8 @@ class FilesProgress:
             if progress.phase == Phase.EXTRACTING and index in self._unpacked and progress.total_bytes:
                 done = min(1.0, progress.current_bytes / progress.total_bytes)
                 self._unpacked[index] = max(self._unpacked[index], done)
+            self._sources[index] = progress.sources or self._sources[index]
+            self._banned.update(dict.fromkeys(progress.banned))
             self._report(index, progress)
 
         return on_progress
@@ -147,8 +153,25 @@ class FilesProgress:
             have = round(sum(self._sizes[each] * done for each, done in self._unpacked.items()))
             rate = progress.rate
         self._on_progress(
-            Progress(progress.phase, progress.file, have, total, rate, index + 1, len(self._sizes), share)
+            Progress(
+                progress.phase,
+                progress.file,
+                have,
+                total,
+                rate,
+                index + 1,
+                len(self._sizes),
+                share,
+                self._sum_sources(),
+                tuple(self._banned),
+            )
         )
+
+    def _sum_sources(self) -> dict[str, int]:
+        total: Counter[str] = Counter()
+        for each in self._sources:
+            total.update(each)
+        return dict(total)
 
     def _share(self, total: int) -> float:
         """The done part of all files, weighted by their sizes."""

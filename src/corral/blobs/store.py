@@ -3,6 +3,8 @@ one digest share a transfer.
 
     <folder>/sha256/<hex>            finished, never changed again
     <folder>/incoming/<key>.part     partial download; a later process resumes it
+    <folder>/incoming/<key>.sparse   the same, in chunks from several sources (swarm/)
+    <folder>/chunks/<hex>.json       chunk list of a finished file; made when it is first requested
 
 A reader holds a blob while it reads, so that sweeping never removes it. `serving/` sends blobs to other machines; it
 opens the finished files by `path`.
@@ -15,23 +17,27 @@ import contextlib
 import hashlib
 import os
 import stat
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from corral.blobs.chunks import list_chunks
 from corral.blobs.digests import PREFIX, hash_file, hex_of
 from corral.blobs.errors import WrongDigest, from_os
 from corral.blobs.progress import OnProgress, Progress, ignore_progress
+from corral.blobs.swarm.chunk_file import remove_chunk_file
 from corral.blobs.transfer.fetcher import Fetcher
 from corral.blobs.transfer.partial_file import ExpectedBlob, OnBytes, remove_partial
 from corral.blobs.transfer.remote import Remote
+from corral.contract.codec import encode
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import is_digest
 from corral.kit.clock import Clock
-from corral.kit.errors import NotFound
-from corral.kit.files import sync_folder
+from corral.kit.errors import NotFound, Unavailable
+from corral.kit.files import sync_folder, write_atomically
 from corral.kit.log import get_log
 from corral.kit.single_flight import SingleFlight
 from corral.kit.tasks import run_every
@@ -42,6 +48,8 @@ log = get_log(__name__)
 KEEP_PARTIAL_S = 24 * 3600.0
 SWEEP_EVERY_S = 3600.0
 REPORT_EVERY_S = 0.1
+CHUNK_LIST_WAIT_S = 5.0  # for another thread that makes the same chunk list
+SPARSE = ".sparse"
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,35 @@ class Blob:
     digest: str
     size: int
     path: Path
+
+
+class KeyedLocks:
+    """One lock per key, for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}  # with the number of threads that use it
+
+    @contextlib.contextmanager
+    def hold(self, key: str, timeout_s: float) -> Iterator[None]:
+        """Raises Unavailable if another thread keeps the lock for longer."""
+        with self._lock:
+            lock, users = self._locks.get(key, (threading.Lock(), 0))
+            self._locks[key] = lock, users + 1
+        is_held = lock.acquire(timeout=timeout_s)
+        try:
+            if not is_held:
+                raise Unavailable(f"{key} is in use by another thread")
+            yield
+        finally:
+            if is_held:
+                lock.release()
+            with self._lock:
+                users = self._locks[key][1]
+                if users == 1:
+                    del self._locks[key]
+                else:
+                    self._locks[key] = lock, users - 1
 
 
 class BlobStore:
@@ -59,11 +96,13 @@ class BlobStore:
         self._mode = 0o444 if open_to_all else 0o600
         self._finished = folder / "sha256"
         self._incoming = folder / "incoming"
+        self._chunks = folder / "chunks"
         self._fetcher = fetcher or Fetcher()
         self._runs: SingleFlight[str, Progress, Blob] = SingleFlight()
         self._held: Counter[str] = Counter()
+        self._chunk_locks = KeyedLocks()
         self.leaving = False
-        for part in (self._finished, self._incoming):
+        for part in (self._finished, self._incoming, self._chunks):
             part.mkdir(parents=True, exist_ok=True, mode=0o755 if open_to_all else 0o700)
 
     def path(self, digest: str) -> Path:
@@ -102,6 +141,44 @@ class BlobStore:
             )
 
         return await self._runs.run(key, fetch, on_progress)
+
+    async def assemble(
+        self,
+        wanted: ExpectedBlob,
+        fetch: Callable[[Path, OnProgress], Awaitable[None]],
+        on_progress: OnProgress = ignore_progress,
+    ) -> Blob:
+        """The blob, unless it is stored, from `fetch`: it writes and verifies a file at the given path, keeps what it
+        has there when it fails or is cancelled, and finds it again when it is called next. Digest and size are known.
+
+        Hold the digest before the call. Raises what `fetch` raises."""
+        if (blob := self.find(wanted.digest)) is not None:
+            return blob
+        key = hex_of(wanted.digest)
+        path = self._incoming / f"{key}{SPARSE}"
+
+        async def run(on_progress: OnProgress) -> Blob:
+            try:
+                await fetch(path, on_progress)
+                return await run_uncancelled(self._finish, path, wanted.digest, wanted.size)
+            except OSError as error:
+                raise from_os(error, f"writing {path.name}") from error
+
+        return await self._runs.run(key, run, on_progress)
+
+    def chunk_list(self, digest: str) -> bytes:
+        """The encoded chunk list of a finished blob; made when it is requested for the first time, stored beside the
+        blob. Blocking, for minutes with a large blob. Raises NotFound, and Unavailable while another thread makes
+        it."""
+        path = self._chunks / f"{hex_of(digest)}.json"
+        with self._chunk_locks.hold(digest, CHUNK_LIST_WAIT_S):
+            blob = self.get(digest)
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                made = encode(list_chunks(blob.path))
+                write_atomically(path, made, mode=0o600)
+                return made
 
     async def write(
         self,
@@ -165,6 +242,7 @@ class BlobStore:
         for name in (*map(hex_of, digests), *([_url_key(key)] if key else [])):
             if name not in self._runs and not self._held[PREFIX + name]:
                 remove_partial(self._incoming / f"{name}.part")
+                remove_chunk_file(self._incoming / f"{name}{SPARSE}")
 
     def leave(self) -> None:
         """This process is ending: keep the partial downloads that are cancelled from now on for the next process."""
@@ -186,6 +264,7 @@ class BlobStore:
     async def sweep_finished(self, keep: Collection[str] = ()) -> None:
         """Remove finished blobs of any age that are neither held nor in `keep`."""
         await run_uncancelled(self._sweep_files, list(self._finished.iterdir()), time.time() + 1.0, frozenset(keep))
+        await run_uncancelled(self._sweep_chunk_lists)
 
     async def adopt(self, digest: str, path: Path, size: int) -> Blob | None:
         """Hard-link an existing file into the store, if it has the right size, belongs to this user and lies on the
@@ -248,11 +327,21 @@ class BlobStore:
         os.chmod(partial, self._mode)
         os.replace(partial, path)
         sync_folder(self._finished)
-        remove_partial(partial)
+        key = partial.name.partition(".")[0]
+        remove_partial(self._incoming / f"{key}.part")
+        remove_chunk_file(self._incoming / f"{key}{SPARSE}")
         return Blob(digest, size, path)
 
     def _sweep(self, before: float, keep: frozenset[str]) -> int:
-        return self._sweep_files([*self._incoming.iterdir(), *self._finished.iterdir()], before, keep)
+        gone = self._sweep_files([*self._incoming.iterdir(), *self._finished.iterdir()], before, keep)
+        self._sweep_chunk_lists()
+        return gone
+
+    def _sweep_chunk_lists(self) -> None:
+        """Remove the chunk lists of blobs that were removed."""
+        for path in self._chunks.iterdir():
+            if not (self._finished / path.name.partition(".")[0]).exists():
+                path.unlink(missing_ok=True)
 
     def _sweep_files(self, paths: Sequence[Path], before: float, keep: frozenset[str]) -> int:
         gone = 0

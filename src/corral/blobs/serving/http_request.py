@@ -1,6 +1,7 @@
 """Parses requests to a blob listener, and chooses the bytes to send. Pure.
 
     GET /blobs/sha256:<64 hex>      HEAD likewise
+    GET /blobs/sha256:<64 hex>/chunks
     Authorization: Bearer <token>   Range: bytes=<from>-[<to>]
 
 A small part of HTTP, read without a framework: no bodies, no other paths, responses of known length.
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from corral.contract.sources import is_digest
 
 PREFIX = "/blobs/"
+CHUNKS = "/chunks"
 END_OF_HEAD = b"\r\n\r\n"
 
 _LINE = re.compile(r"([A-Z]{1,16}) (/[\x21-\x7e]{0,1000}) HTTP/1\.([01])\Z")
@@ -38,8 +40,13 @@ class RequestHead:
     @property
     def digest(self) -> str:
         """The digest in the path; empty if the path names no blob."""
-        named = self.path.partition("?")[0].removeprefix(PREFIX)
+        named = self.path.partition("?")[0].removeprefix(PREFIX).removesuffix(CHUNKS)
         return named if self.path.startswith(PREFIX) and is_digest(named) else ""
+
+    @property
+    def is_chunk_list(self) -> bool:
+        """Whether the path names the chunk list of the blob."""
+        return self.path.partition("?")[0].endswith(CHUNKS)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from corral.blobs.serving.http_request import (
     choose_range,
     read_head,
 )
+from corral.kit.errors import NotFound, Unavailable
 from corral.kit.log import get_log
 from corral.kit.threads import run_uncancelled
 
@@ -109,10 +110,15 @@ Find = Callable[[str], Path | None]  # by digest
 Check = Callable[[str], Refusal | None]  # given the Authorization header
 HasEnded = Callable[[str], bool]  # given the Authorization header of an authorized reader
 IsExpected = Callable[[str], bool]  # whether a missing blob is being fetched, by digest
+ListChunks = Callable[[str], bytes]  # the encoded chunk list, by digest; raises NotFound, Unavailable
 
 
 def _never(_what: str) -> bool:
     return False
+
+
+def _no_chunk_list(digest: str) -> bytes:
+    raise NotFound(f"no chunk list of {digest} is served here")
 
 
 class BlobListener:
@@ -125,6 +131,7 @@ class BlobListener:
         *,
         has_ended: HasEnded = _never,
         is_expected: IsExpected = _never,
+        list_chunks: ListChunks = _no_chunk_list,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         limits: ServingLimits | None = None,
     ) -> None:
@@ -134,6 +141,7 @@ class BlobListener:
         self._check = check
         self._has_ended = has_ended
         self._is_expected = is_expected
+        self._list_chunks = list_chunks
         self._tls = tls
         self._limits = limits or ServingLimits()
         self._listeners: list[socket.socket] = []
@@ -280,15 +288,31 @@ class BlobListener:
         except FileNotFoundError:
             file = None
         if file is None and head.digest and self._is_expected(head.digest):
-            connection.sendall(
-                _head(503, {"Retry-After": str(self._limits.busy_retry_s)}, 0, keep_alive=head.keep_alive)
-            )
-            return True
+            return self._send_busy(connection, head)
         if file is None:
             what = f"the blob {head.digest} is not stored here" if head.digest else "the only path is /blobs/sha256:…"
             return self._refuse(connection, Refusal(404, what), keep_alive=head.keep_alive)
         with file:
+            if head.is_chunk_list:
+                return self._send_chunk_list(connection, head)
             return self._send_blob(connection, head, file.fileno(), peer)
+
+    def _send_busy(self, connection: socket.socket, head: RequestHead) -> bool:
+        connection.sendall(_head(503, {"Retry-After": str(self._limits.busy_retry_s)}, 0, keep_alive=head.keep_alive))
+        return True
+
+    def _send_chunk_list(self, connection: socket.socket, head: RequestHead) -> bool:
+        try:
+            body = self._list_chunks(head.digest)
+        except NotFound as error:
+            return self._refuse(connection, Refusal(404, error.message), keep_alive=head.keep_alive)
+        except (Unavailable, OSError) as error:
+            log.info("chunk list cannot be sent now", digest=head.digest, reason=str(error))
+            return self._send_busy(connection, head)
+        connection.sendall(_head(200, {"Content-Type": "application/json"}, len(body), keep_alive=head.keep_alive))
+        if head.method == "GET":
+            connection.sendall(body)
+        return True
 
     def _send_blob(self, connection: socket.socket, head: RequestHead, descriptor: int, peer: str) -> bool:
         etag, size = f'"{head.digest}"', os.fstat(descriptor).st_size
@@ -316,7 +340,8 @@ class BlobListener:
             with self._lock:
                 self.sent_bytes += sent
         took_s = round(time.monotonic() - began_s, 3)
-        log.info("blob sent", digest=head.digest, start=part.start, bytes=sent, peer=peer, took_s=took_s)
+        note = log.info if part.whole else log.debug  # chunks are many
+        note("blob sent", digest=head.digest, start=part.start, bytes=sent, peer=peer, took_s=took_s)
         return (
             sent == part.count
         )  # otherwise the file became shorter while it was sent: only closing the connection tells the reader

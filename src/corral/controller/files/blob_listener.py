@@ -142,7 +142,13 @@ async def open_blob_listener(
     certificate = Certificate(settings.blob_tls_cert, settings.blob_tls_key)
     tokens = BlobTokens(public_key, clock, nodes)
     async with BlobListener(
-        find, tokens.check, has_ended=tokens.has_ended, is_expected=is_expected, tls=certificate.context, limits=limits
+        find,
+        tokens.check,
+        has_ended=tokens.has_ended,
+        is_expected=is_expected,
+        list_chunks=blobs.chunk_list,
+        tls=certificate.context,
+        limits=limits,
     ) as listener:
         port = await _listen(listener, settings)
         secure = settings.blob_tls_cert is not None
