@@ -44,6 +44,8 @@ class Misbehaviour:
     crash_after: int = 0  # pieces, then it is gone without a word
     hang_after: int = 0  # pieces, then nothing more
     exit: int = -1  # ends at once, with this code
+    refuses: str = ""  # a file: answers that it failed, with this reason
+    no_file: bool = False  # answers that it wrote a file, and wrote none
     # at the end
     free_hangs: bool = False
 

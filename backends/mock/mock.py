@@ -17,12 +17,12 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from media import MediaService
 from misbehaviour import Misbehaviour, from_environment, from_prompt
 
 from corral.contract import backend_pb2 as pb
 from corral.sdk import Backend, Busy, Chat, Model, ToolCall, serve
 from corral.sdk.backend import Piece
-from corral.sdk.grpc_server import GrpcService
 
 RATE = 8000
 SPOKEN = b"mock says "  # in place of sound
@@ -46,7 +46,7 @@ class Mock(Backend):
         self.leaked.clear()
 
     async def generate(self, chat: Chat) -> AsyncIterator[Piece]:
-        faults, text = await self._begin(chat.text)
+        faults, text = await self.begin(chat.text)
         if faults.tool:
             yield ToolCall(faults.tool, '{"said": ')
             yield ToolCall(arguments=json.dumps(text) + "}")
@@ -63,16 +63,16 @@ class Mock(Backend):
             yield word if count == 0 else f" {word}"
 
     async def embed(self, text: str) -> Sequence[float]:
-        _, text = await self._begin(text)
+        _, text = await self.begin(text)
         return [byte / 255 for byte in hashlib.sha256(text.encode()).digest()[:8]]
 
     async def tokenize(self, text: str) -> Sequence[int]:
-        _, text = await self._begin(text)
+        _, text = await self.begin(text)
         return [len(word) for word in text.split()]
 
     async def rerank(self, query: str, documents: Sequence[str]) -> Sequence[float]:
         """By the share of the query's words that are in the document."""
-        _, query = await self._begin(query)
+        _, query = await self.begin(query)
         wanted = set(query.lower().split())
         return [len(wanted & set(text.lower().split())) / max(1, len(wanted)) for text in documents]
 
@@ -80,18 +80,18 @@ class Mock(Backend):
         """What a WAV from `speak` says is in its samples; of any other file, how long it is."""
         content = await asyncio.to_thread(audio.read_bytes)
         said = content.partition(SPOKEN)[2].rstrip(b"\0").decode(errors="replace")
-        _, text = await self._begin(said)
+        _, text = await self.begin(said)
         return text or f"{len(content)} bytes{f' in {language}' if language else ''}"
 
     async def speak(self, text: str, voice: str) -> bytes:
-        _, text = await self._begin(text)
+        _, text = await self.begin(text)
         samples = SPOKEN + (f"{voice}: " if voice else "").encode() + text.encode()
         samples += b"\0" * (len(samples) % 2)
         form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, RATE * 2, 2, 16)
         data = struct.pack("<4sI", b"data", len(samples)) + samples
         return struct.pack("<4sI4s", b"RIFF", 4 + len(form) + len(data), b"WAVE") + form + data
 
-    async def _begin(self, text: str) -> tuple[Misbehaviour, str]:
+    async def begin(self, text: str) -> tuple[Misbehaviour, str]:
         """What is wrong with this request, and the rest of what it says."""
         said, rest = from_prompt(text)
         faults = self.faults.but(said)
@@ -104,7 +104,7 @@ class Mock(Backend):
         return faults, rest
 
 
-class MockService(GrpcService):
+class MockService(MediaService):
     backend: Mock
 
     async def LoadModel(self, request: pb.ModelOptions, context: Any) -> pb.Result:

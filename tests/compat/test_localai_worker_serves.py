@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import tarfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import openai
 import pytest
 
 from tests.compat.localai_yard import ServingWorker, ServingYard
+from tests.support.mock_media import digest, image_request, image_size
 from tests.support.postgres import Postgres, postgres
 from tests.support.waiting import until
 
@@ -67,10 +69,29 @@ async def test_everything_a_client_asks_through_any_controller(yard: ServingYard
         await until(lambda: worker.files.left() == before, "files of requests removed")
         assert len([path for path in worker.files.uploads() if ".corral-requests" in path]) == 2
 
-        with pytest.raises(openai.InternalServerError, match="GenerateImage"):
-            await client.images.generate(model="polly", prompt="a horse")
         told = await yard.api("GET", "/api/why/models/polly")
         assert [row["node"] for row in told["replicas"]] == ["old-hand"]
+
+
+async def test_files_of_media_go_to_the_worker_and_come_back(yard: ServingYard) -> None:
+    async with yard.worker("fine-hand") as worker, yard.client() as client:
+        await yard.model("painter")
+        drawn = await client.images.generate(model="painter", prompt="a horse", size="16x8", n=2)
+        contents = [base64.b64decode(each.b64_json or "") for each in drawn.data or ()]
+        assert [image_size(content) for content in contents] == [(16, 8), (16, 8)]
+        edited = await client.images.edit(model="painter", image=contents, prompt="a hat")
+        said = image_request(base64.b64decode((edited.data or [])[0].b64_json or ""))
+        assert (said["src"], said["refs"]) == (digest(contents[0]), [digest(content) for content in contents])
+        assert len([path for path in worker.files.uploads() if ".corral-requests" in path]) == 5, "of 2 requests"
+        with pytest.raises(openai.InternalServerError, match="wrote no file"):
+            await client.images.generate(model="painter", prompt="[[no_file]] x")
+        with pytest.raises(openai.InternalServerError, match="out of paint"):
+            await client.images.generate(model="painter", prompt="[[refuses=out of paint]] x")
+        hanging = asyncio.ensure_future(client.images.edit(model="painter", image=contents[0], prompt="[[hang]] x"))
+        await until(lambda: any(".corral-requests" in path for path in worker.files.left()), "files of the request")
+        hanging.cancel()
+        await asyncio.gather(hanging, return_exceptions=True)
+        await until(lambda: not [path for path in worker.files.left() if ".corral-requests" in path], "files removed")
 
 
 async def test_an_archive_is_unpacked_before_its_files_are_sent(yard: ServingYard) -> None:

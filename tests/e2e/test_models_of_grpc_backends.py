@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.fleet import PATIENT, Fleet
 from tests.support.grown_fleet import grown_fleet
+from tests.support.mock_media import digest, image_request, image_size
 
 POLLY = """
 name: polly
@@ -71,8 +73,20 @@ def test_everything_a_client_asks(fleet: Fleet, client: openai.OpenAI) -> None:
 
     with pytest.raises(openai.BadRequestError, match="temperature must be a number"):
         client.chat.completions.create(model="polly", messages=HELLO, temperature="hot")  # type: ignore[call-overload]
-    with pytest.raises(openai.InternalServerError, match="GenerateImage"):
-        client.images.generate(model="polly", prompt="a horse")
+
+
+def test_images_from_text_and_from_images(fleet: Fleet, client: openai.OpenAI) -> None:
+    drawn = client.images.generate(model="polly", prompt="a horse", size="16x8")
+    content = base64.b64decode((drawn.data or [])[0].b64_json or "")
+    assert image_size(content) == (16, 8)
+    edited = client.images.edit(model="polly", image=content, prompt="a hat")
+    assert image_request(base64.b64decode((edited.data or [])[0].b64_json or ""))["src"] == digest(content)
+    with pytest.raises(openai.BadRequestError, match="size must be WIDTHxHEIGHT"):
+        client.images.generate(model="polly", prompt="a horse", size="large")
+    with pytest.raises(openai.BadRequestError, match="prompt must be a text"):
+        client.images.generate(model="polly", prompt="")
+    with pytest.raises(openai.BadRequestError, match="`model`"):
+        client.images.edit(image=content, prompt="a hat")
 
 
 def test_who_leaves_stops_the_generation(fleet: Fleet, client: openai.OpenAI) -> None:

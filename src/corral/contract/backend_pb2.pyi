@@ -904,6 +904,171 @@ class DiarizeResponse(_message.Message):
     language: str
     def __init__(self, segments: _Optional[_Iterable[_Union[DiarizeSegment, _Mapping]]] = ..., num_speakers: _Optional[int] = ..., duration: _Optional[float] = ..., language: _Optional[str] = ...) -> None: ...
 
+class SoundDetectionRequest(_message.Message):
+    __slots__ = ("src", "top_k", "threshold", "ModelIdentity")
+    SRC_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    MODELIDENTITY_FIELD_NUMBER: _ClassVar[int]
+    src: str
+    top_k: int
+    threshold: float
+    ModelIdentity: str
+    def __init__(self, src: _Optional[str] = ..., top_k: _Optional[int] = ..., threshold: _Optional[float] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
+
+class SoundClass(_message.Message):
+    __slots__ = ("label", "score", "index")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    score: float
+    index: int
+    def __init__(self, label: _Optional[str] = ..., score: _Optional[float] = ..., index: _Optional[int] = ...) -> None: ...
+
+class SoundDetectionResponse(_message.Message):
+    __slots__ = ("detections",)
+    DETECTIONS_FIELD_NUMBER: _ClassVar[int]
+    detections: _containers.RepeatedCompositeFieldContainer[SoundClass]
+    def __init__(self, detections: _Optional[_Iterable[_Union[SoundClass, _Mapping]]] = ...) -> None: ...
+
+class AudioTransformRequest(_message.Message):
+    __slots__ = ("audio_path", "reference_path", "dst", "params", "ModelIdentity")
+    class ParamsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    AUDIO_PATH_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_PATH_FIELD_NUMBER: _ClassVar[int]
+    DST_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    MODELIDENTITY_FIELD_NUMBER: _ClassVar[int]
+    audio_path: str
+    reference_path: str
+    dst: str
+    params: _containers.ScalarMap[str, str]
+    ModelIdentity: str
+    def __init__(self, audio_path: _Optional[str] = ..., reference_path: _Optional[str] = ..., dst: _Optional[str] = ..., params: _Optional[_Mapping[str, str]] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
+
+class AudioTransformStem(_message.Message):
+    __slots__ = ("name", "dst")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dst: str
+    def __init__(self, name: _Optional[str] = ..., dst: _Optional[str] = ...) -> None: ...
+
+class AudioTransformResult(_message.Message):
+    __slots__ = ("dst", "sample_rate", "samples", "reference_provided", "stems")
+    DST_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_PROVIDED_FIELD_NUMBER: _ClassVar[int]
+    STEMS_FIELD_NUMBER: _ClassVar[int]
+    dst: str
+    sample_rate: int
+    samples: int
+    reference_provided: bool
+    stems: _containers.RepeatedCompositeFieldContainer[AudioTransformStem]
+    def __init__(self, dst: _Optional[str] = ..., sample_rate: _Optional[int] = ..., samples: _Optional[int] = ..., reference_provided: _Optional[bool] = ..., stems: _Optional[_Iterable[_Union[AudioTransformStem, _Mapping]]] = ...) -> None: ...
+
+class VoiceVerifyRequest(_message.Message):
+    __slots__ = ("audio1", "audio2", "threshold", "anti_spoofing", "ModelIdentity")
+    AUDIO1_FIELD_NUMBER: _ClassVar[int]
+    AUDIO2_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    ANTI_SPOOFING_FIELD_NUMBER: _ClassVar[int]
+    MODELIDENTITY_FIELD_NUMBER: _ClassVar[int]
+    audio1: str
+    audio2: str
+    threshold: float
+    anti_spoofing: bool
+    ModelIdentity: str
+    def __init__(self, audio1: _Optional[str] = ..., audio2: _Optional[str] = ..., threshold: _Optional[float] = ..., anti_spoofing: _Optional[bool] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
+
+class VoiceVerifyResponse(_message.Message):
+    __slots__ = ("verified", "distance", "threshold", "confidence", "model", "processing_time_ms")
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROCESSING_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    verified: bool
+    distance: float
+    threshold: float
+    confidence: float
+    model: str
+    processing_time_ms: float
+    def __init__(self, verified: _Optional[bool] = ..., distance: _Optional[float] = ..., threshold: _Optional[float] = ..., confidence: _Optional[float] = ..., model: _Optional[str] = ..., processing_time_ms: _Optional[float] = ...) -> None: ...
+
+class VoiceAnalyzeRequest(_message.Message):
+    __slots__ = ("audio", "actions", "ModelIdentity")
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    MODELIDENTITY_FIELD_NUMBER: _ClassVar[int]
+    audio: str
+    actions: _containers.RepeatedScalarFieldContainer[str]
+    ModelIdentity: str
+    def __init__(self, audio: _Optional[str] = ..., actions: _Optional[_Iterable[str]] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
+
+class VoiceAnalysis(_message.Message):
+    __slots__ = ("start", "end", "age", "dominant_gender", "gender", "dominant_emotion", "emotion")
+    class GenderEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class EmotionEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    DOMINANT_GENDER_FIELD_NUMBER: _ClassVar[int]
+    GENDER_FIELD_NUMBER: _ClassVar[int]
+    DOMINANT_EMOTION_FIELD_NUMBER: _ClassVar[int]
+    EMOTION_FIELD_NUMBER: _ClassVar[int]
+    start: float
+    end: float
+    age: float
+    dominant_gender: str
+    gender: _containers.ScalarMap[str, float]
+    dominant_emotion: str
+    emotion: _containers.ScalarMap[str, float]
+    def __init__(self, start: _Optional[float] = ..., end: _Optional[float] = ..., age: _Optional[float] = ..., dominant_gender: _Optional[str] = ..., gender: _Optional[_Mapping[str, float]] = ..., dominant_emotion: _Optional[str] = ..., emotion: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class VoiceAnalyzeResponse(_message.Message):
+    __slots__ = ("segments",)
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    segments: _containers.RepeatedCompositeFieldContainer[VoiceAnalysis]
+    def __init__(self, segments: _Optional[_Iterable[_Union[VoiceAnalysis, _Mapping]]] = ...) -> None: ...
+
+class VoiceEmbedRequest(_message.Message):
+    __slots__ = ("audio", "ModelIdentity")
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    MODELIDENTITY_FIELD_NUMBER: _ClassVar[int]
+    audio: str
+    ModelIdentity: str
+    def __init__(self, audio: _Optional[str] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
+
+class VoiceEmbedResponse(_message.Message):
+    __slots__ = ("embedding", "model")
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    embedding: _containers.RepeatedScalarFieldContainer[float]
+    model: str
+    def __init__(self, embedding: _Optional[_Iterable[float]] = ..., model: _Optional[str] = ...) -> None: ...
+
 class GenerateImageRequest(_message.Message):
     __slots__ = ("height", "width", "step", "seed", "positive_prompt", "negative_prompt", "dst", "src", "EnableParameters", "CLIPSkip", "ref_images", "ModelIdentity")
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -941,3 +1106,284 @@ class UpscaleImageRequest(_message.Message):
     dst: str
     scale: int
     def __init__(self, src: _Optional[str] = ..., dst: _Optional[str] = ..., scale: _Optional[int] = ...) -> None: ...
+
+class GenerateVideoRequest(_message.Message):
+    __slots__ = ("prompt", "negative_prompt", "start_image", "end_image", "width", "height", "num_frames", "fps", "seed", "cfg_scale", "step", "dst", "audio", "params", "ModelIdentity")
+    class ParamsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    START_IMAGE_FIELD_NUMBER: _ClassVar[int]
+    END_IMAGE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    FPS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CFG_SCALE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DST_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    MODELIDENTITY_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    negative_prompt: str
+    start_image: str
+    end_image: str
+    width: int
+    height: int
+    num_frames: int
+    fps: int
+    seed: int
+    cfg_scale: float
+    step: int
+    dst: str
+    audio: str
+    params: _containers.ScalarMap[str, str]
+    ModelIdentity: str
+    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., start_image: _Optional[str] = ..., end_image: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., num_frames: _Optional[int] = ..., fps: _Optional[int] = ..., seed: _Optional[int] = ..., cfg_scale: _Optional[float] = ..., step: _Optional[int] = ..., dst: _Optional[str] = ..., audio: _Optional[str] = ..., params: _Optional[_Mapping[str, str]] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
+
+class Generate3DRequest(_message.Message):
+    __slots__ = ("src", "dst", "seed", "step", "cfg_scale", "texture_steps", "quality", "background", "params")
+    class ParamsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SRC_FIELD_NUMBER: _ClassVar[int]
+    DST_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CFG_SCALE_FIELD_NUMBER: _ClassVar[int]
+    TEXTURE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    src: str
+    dst: str
+    seed: int
+    step: int
+    cfg_scale: float
+    texture_steps: int
+    quality: str
+    background: str
+    params: _containers.ScalarMap[str, str]
+    def __init__(self, src: _Optional[str] = ..., dst: _Optional[str] = ..., seed: _Optional[int] = ..., step: _Optional[int] = ..., cfg_scale: _Optional[float] = ..., texture_steps: _Optional[int] = ..., quality: _Optional[str] = ..., background: _Optional[str] = ..., params: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class DetectOptions(_message.Message):
+    __slots__ = ("src", "prompt", "points", "boxes", "threshold", "ModelIdentity")
+    SRC_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    BOXES_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    MODELIDENTITY_FIELD_NUMBER: _ClassVar[int]
+    src: str
+    prompt: str
+    points: _containers.RepeatedScalarFieldContainer[float]
+    boxes: _containers.RepeatedScalarFieldContainer[float]
+    threshold: float
+    ModelIdentity: str
+    def __init__(self, src: _Optional[str] = ..., prompt: _Optional[str] = ..., points: _Optional[_Iterable[float]] = ..., boxes: _Optional[_Iterable[float]] = ..., threshold: _Optional[float] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
+
+class Detection(_message.Message):
+    __slots__ = ("x", "y", "width", "height", "confidence", "class_name", "mask")
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    CLASS_NAME_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
+    x: float
+    y: float
+    width: float
+    height: float
+    confidence: float
+    class_name: str
+    mask: bytes
+    def __init__(self, x: _Optional[float] = ..., y: _Optional[float] = ..., width: _Optional[float] = ..., height: _Optional[float] = ..., confidence: _Optional[float] = ..., class_name: _Optional[str] = ..., mask: _Optional[bytes] = ...) -> None: ...
+
+class DetectResponse(_message.Message):
+    __slots__ = ("Detections",)
+    DETECTIONS_FIELD_NUMBER: _ClassVar[int]
+    Detections: _containers.RepeatedCompositeFieldContainer[Detection]
+    def __init__(self, Detections: _Optional[_Iterable[_Union[Detection, _Mapping]]] = ...) -> None: ...
+
+class DepthRequest(_message.Message):
+    __slots__ = ("src", "dst", "include_depth", "include_confidence", "include_pose", "include_sky", "include_points", "points_conf_thresh", "exports", "ModelIdentity")
+    SRC_FIELD_NUMBER: _ClassVar[int]
+    DST_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_POSE_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_SKY_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_POINTS_FIELD_NUMBER: _ClassVar[int]
+    POINTS_CONF_THRESH_FIELD_NUMBER: _ClassVar[int]
+    EXPORTS_FIELD_NUMBER: _ClassVar[int]
+    MODELIDENTITY_FIELD_NUMBER: _ClassVar[int]
+    src: str
+    dst: str
+    include_depth: bool
+    include_confidence: bool
+    include_pose: bool
+    include_sky: bool
+    include_points: bool
+    points_conf_thresh: float
+    exports: _containers.RepeatedScalarFieldContainer[str]
+    ModelIdentity: str
+    def __init__(self, src: _Optional[str] = ..., dst: _Optional[str] = ..., include_depth: _Optional[bool] = ..., include_confidence: _Optional[bool] = ..., include_pose: _Optional[bool] = ..., include_sky: _Optional[bool] = ..., include_points: _Optional[bool] = ..., points_conf_thresh: _Optional[float] = ..., exports: _Optional[_Iterable[str]] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
+
+class DepthResponse(_message.Message):
+    __slots__ = ("width", "height", "depth", "confidence", "sky", "extrinsics", "intrinsics", "num_points", "points", "point_colors", "export_paths", "is_metric")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    SKY_FIELD_NUMBER: _ClassVar[int]
+    EXTRINSICS_FIELD_NUMBER: _ClassVar[int]
+    INTRINSICS_FIELD_NUMBER: _ClassVar[int]
+    NUM_POINTS_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    POINT_COLORS_FIELD_NUMBER: _ClassVar[int]
+    EXPORT_PATHS_FIELD_NUMBER: _ClassVar[int]
+    IS_METRIC_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    height: int
+    depth: _containers.RepeatedScalarFieldContainer[float]
+    confidence: _containers.RepeatedScalarFieldContainer[float]
+    sky: _containers.RepeatedScalarFieldContainer[float]
+    extrinsics: _containers.RepeatedScalarFieldContainer[float]
+    intrinsics: _containers.RepeatedScalarFieldContainer[float]
+    num_points: int
+    points: _containers.RepeatedScalarFieldContainer[float]
+    point_colors: bytes
+    export_paths: _containers.RepeatedScalarFieldContainer[str]
+    is_metric: bool
+    def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ..., depth: _Optional[_Iterable[float]] = ..., confidence: _Optional[_Iterable[float]] = ..., sky: _Optional[_Iterable[float]] = ..., extrinsics: _Optional[_Iterable[float]] = ..., intrinsics: _Optional[_Iterable[float]] = ..., num_points: _Optional[int] = ..., points: _Optional[_Iterable[float]] = ..., point_colors: _Optional[bytes] = ..., export_paths: _Optional[_Iterable[str]] = ..., is_metric: _Optional[bool] = ...) -> None: ...
+
+class FacialArea(_message.Message):
+    __slots__ = ("x", "y", "w", "h")
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    W_FIELD_NUMBER: _ClassVar[int]
+    H_FIELD_NUMBER: _ClassVar[int]
+    x: float
+    y: float
+    w: float
+    h: float
+    def __init__(self, x: _Optional[float] = ..., y: _Optional[float] = ..., w: _Optional[float] = ..., h: _Optional[float] = ...) -> None: ...
+
+class FaceVerifyRequest(_message.Message):
+    __slots__ = ("img1", "img2", "threshold", "anti_spoofing", "ModelIdentity")
+    IMG1_FIELD_NUMBER: _ClassVar[int]
+    IMG2_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    ANTI_SPOOFING_FIELD_NUMBER: _ClassVar[int]
+    MODELIDENTITY_FIELD_NUMBER: _ClassVar[int]
+    img1: str
+    img2: str
+    threshold: float
+    anti_spoofing: bool
+    ModelIdentity: str
+    def __init__(self, img1: _Optional[str] = ..., img2: _Optional[str] = ..., threshold: _Optional[float] = ..., anti_spoofing: _Optional[bool] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
+
+class FaceVerifyResponse(_message.Message):
+    __slots__ = ("verified", "distance", "threshold", "confidence", "model", "img1_area", "img2_area", "processing_time_ms", "img1_is_real", "img1_antispoof_score", "img2_is_real", "img2_antispoof_score")
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    IMG1_AREA_FIELD_NUMBER: _ClassVar[int]
+    IMG2_AREA_FIELD_NUMBER: _ClassVar[int]
+    PROCESSING_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    IMG1_IS_REAL_FIELD_NUMBER: _ClassVar[int]
+    IMG1_ANTISPOOF_SCORE_FIELD_NUMBER: _ClassVar[int]
+    IMG2_IS_REAL_FIELD_NUMBER: _ClassVar[int]
+    IMG2_ANTISPOOF_SCORE_FIELD_NUMBER: _ClassVar[int]
+    verified: bool
+    distance: float
+    threshold: float
+    confidence: float
+    model: str
+    img1_area: FacialArea
+    img2_area: FacialArea
+    processing_time_ms: float
+    img1_is_real: bool
+    img1_antispoof_score: float
+    img2_is_real: bool
+    img2_antispoof_score: float
+    def __init__(self, verified: _Optional[bool] = ..., distance: _Optional[float] = ..., threshold: _Optional[float] = ..., confidence: _Optional[float] = ..., model: _Optional[str] = ..., img1_area: _Optional[_Union[FacialArea, _Mapping]] = ..., img2_area: _Optional[_Union[FacialArea, _Mapping]] = ..., processing_time_ms: _Optional[float] = ..., img1_is_real: _Optional[bool] = ..., img1_antispoof_score: _Optional[float] = ..., img2_is_real: _Optional[bool] = ..., img2_antispoof_score: _Optional[float] = ...) -> None: ...
+
+class FaceAnalyzeRequest(_message.Message):
+    __slots__ = ("img", "actions", "anti_spoofing", "ModelIdentity")
+    IMG_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    ANTI_SPOOFING_FIELD_NUMBER: _ClassVar[int]
+    MODELIDENTITY_FIELD_NUMBER: _ClassVar[int]
+    img: str
+    actions: _containers.RepeatedScalarFieldContainer[str]
+    anti_spoofing: bool
+    ModelIdentity: str
+    def __init__(self, img: _Optional[str] = ..., actions: _Optional[_Iterable[str]] = ..., anti_spoofing: _Optional[bool] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
+
+class FaceAnalysis(_message.Message):
+    __slots__ = ("region", "face_confidence", "age", "dominant_gender", "gender", "dominant_emotion", "emotion", "dominant_race", "race", "is_real", "antispoof_score")
+    class GenderEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class EmotionEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class RaceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    FACE_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    DOMINANT_GENDER_FIELD_NUMBER: _ClassVar[int]
+    GENDER_FIELD_NUMBER: _ClassVar[int]
+    DOMINANT_EMOTION_FIELD_NUMBER: _ClassVar[int]
+    EMOTION_FIELD_NUMBER: _ClassVar[int]
+    DOMINANT_RACE_FIELD_NUMBER: _ClassVar[int]
+    RACE_FIELD_NUMBER: _ClassVar[int]
+    IS_REAL_FIELD_NUMBER: _ClassVar[int]
+    ANTISPOOF_SCORE_FIELD_NUMBER: _ClassVar[int]
+    region: FacialArea
+    face_confidence: float
+    age: float
+    dominant_gender: str
+    gender: _containers.ScalarMap[str, float]
+    dominant_emotion: str
+    emotion: _containers.ScalarMap[str, float]
+    dominant_race: str
+    race: _containers.ScalarMap[str, float]
+    is_real: bool
+    antispoof_score: float
+    def __init__(self, region: _Optional[_Union[FacialArea, _Mapping]] = ..., face_confidence: _Optional[float] = ..., age: _Optional[float] = ..., dominant_gender: _Optional[str] = ..., gender: _Optional[_Mapping[str, float]] = ..., dominant_emotion: _Optional[str] = ..., emotion: _Optional[_Mapping[str, float]] = ..., dominant_race: _Optional[str] = ..., race: _Optional[_Mapping[str, float]] = ..., is_real: _Optional[bool] = ..., antispoof_score: _Optional[float] = ...) -> None: ...
+
+class FaceAnalyzeResponse(_message.Message):
+    __slots__ = ("faces",)
+    FACES_FIELD_NUMBER: _ClassVar[int]
+    faces: _containers.RepeatedCompositeFieldContainer[FaceAnalysis]
+    def __init__(self, faces: _Optional[_Iterable[_Union[FaceAnalysis, _Mapping]]] = ...) -> None: ...

@@ -74,6 +74,16 @@ class BackendStub:
                 request_serializer=corral_dot_contract_dot_backend__pb2.UpscaleImageRequest.SerializeToString,
                 response_deserializer=corral_dot_contract_dot_backend__pb2.Result.FromString,
                 _registered_method=True)
+        self.GenerateVideo = channel.unary_unary(
+                '/backend.Backend/GenerateVideo',
+                request_serializer=corral_dot_contract_dot_backend__pb2.GenerateVideoRequest.SerializeToString,
+                response_deserializer=corral_dot_contract_dot_backend__pb2.Result.FromString,
+                _registered_method=True)
+        self.Generate3D = channel.unary_unary(
+                '/backend.Backend/Generate3D',
+                request_serializer=corral_dot_contract_dot_backend__pb2.Generate3DRequest.SerializeToString,
+                response_deserializer=corral_dot_contract_dot_backend__pb2.Result.FromString,
+                _registered_method=True)
         self.AudioTranscription = channel.unary_unary(
                 '/backend.Backend/AudioTranscription',
                 request_serializer=corral_dot_contract_dot_backend__pb2.TranscriptRequest.SerializeToString,
@@ -119,6 +129,46 @@ class BackendStub:
                 request_serializer=corral_dot_contract_dot_backend__pb2.HealthMessage.SerializeToString,
                 response_deserializer=corral_dot_contract_dot_backend__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.Detect = channel.unary_unary(
+                '/backend.Backend/Detect',
+                request_serializer=corral_dot_contract_dot_backend__pb2.DetectOptions.SerializeToString,
+                response_deserializer=corral_dot_contract_dot_backend__pb2.DetectResponse.FromString,
+                _registered_method=True)
+        self.SoundDetection = channel.unary_unary(
+                '/backend.Backend/SoundDetection',
+                request_serializer=corral_dot_contract_dot_backend__pb2.SoundDetectionRequest.SerializeToString,
+                response_deserializer=corral_dot_contract_dot_backend__pb2.SoundDetectionResponse.FromString,
+                _registered_method=True)
+        self.Depth = channel.unary_unary(
+                '/backend.Backend/Depth',
+                request_serializer=corral_dot_contract_dot_backend__pb2.DepthRequest.SerializeToString,
+                response_deserializer=corral_dot_contract_dot_backend__pb2.DepthResponse.FromString,
+                _registered_method=True)
+        self.FaceVerify = channel.unary_unary(
+                '/backend.Backend/FaceVerify',
+                request_serializer=corral_dot_contract_dot_backend__pb2.FaceVerifyRequest.SerializeToString,
+                response_deserializer=corral_dot_contract_dot_backend__pb2.FaceVerifyResponse.FromString,
+                _registered_method=True)
+        self.FaceAnalyze = channel.unary_unary(
+                '/backend.Backend/FaceAnalyze',
+                request_serializer=corral_dot_contract_dot_backend__pb2.FaceAnalyzeRequest.SerializeToString,
+                response_deserializer=corral_dot_contract_dot_backend__pb2.FaceAnalyzeResponse.FromString,
+                _registered_method=True)
+        self.VoiceVerify = channel.unary_unary(
+                '/backend.Backend/VoiceVerify',
+                request_serializer=corral_dot_contract_dot_backend__pb2.VoiceVerifyRequest.SerializeToString,
+                response_deserializer=corral_dot_contract_dot_backend__pb2.VoiceVerifyResponse.FromString,
+                _registered_method=True)
+        self.VoiceAnalyze = channel.unary_unary(
+                '/backend.Backend/VoiceAnalyze',
+                request_serializer=corral_dot_contract_dot_backend__pb2.VoiceAnalyzeRequest.SerializeToString,
+                response_deserializer=corral_dot_contract_dot_backend__pb2.VoiceAnalyzeResponse.FromString,
+                _registered_method=True)
+        self.VoiceEmbed = channel.unary_unary(
+                '/backend.Backend/VoiceEmbed',
+                request_serializer=corral_dot_contract_dot_backend__pb2.VoiceEmbedRequest.SerializeToString,
+                response_deserializer=corral_dot_contract_dot_backend__pb2.VoiceEmbedResponse.FromString,
+                _registered_method=True)
         self.Rerank = channel.unary_unary(
                 '/backend.Backend/Rerank',
                 request_serializer=corral_dot_contract_dot_backend__pb2.RerankRequest.SerializeToString,
@@ -148,6 +198,11 @@ class BackendStub:
                 '/backend.Backend/Diarize',
                 request_serializer=corral_dot_contract_dot_backend__pb2.DiarizeRequest.SerializeToString,
                 response_deserializer=corral_dot_contract_dot_backend__pb2.DiarizeResponse.FromString,
+                _registered_method=True)
+        self.AudioTransform = channel.unary_unary(
+                '/backend.Backend/AudioTransform',
+                request_serializer=corral_dot_contract_dot_backend__pb2.AudioTransformRequest.SerializeToString,
+                response_deserializer=corral_dot_contract_dot_backend__pb2.AudioTransformResult.FromString,
                 _registered_method=True)
         self.ModelMetadata = channel.unary_unary(
                 '/backend.Backend/ModelMetadata',
@@ -207,6 +262,18 @@ class BackendServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GenerateVideo(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Generate3D(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AudioTranscription(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -261,6 +328,54 @@ class BackendServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Detect(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SoundDetection(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Depth(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FaceVerify(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FaceAnalyze(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VoiceVerify(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VoiceAnalyze(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VoiceEmbed(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Rerank(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -292,6 +407,12 @@ class BackendServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Diarize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AudioTransform(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -346,6 +467,16 @@ def add_BackendServicer_to_server(servicer, server):
                     request_deserializer=corral_dot_contract_dot_backend__pb2.UpscaleImageRequest.FromString,
                     response_serializer=corral_dot_contract_dot_backend__pb2.Result.SerializeToString,
             ),
+            'GenerateVideo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GenerateVideo,
+                    request_deserializer=corral_dot_contract_dot_backend__pb2.GenerateVideoRequest.FromString,
+                    response_serializer=corral_dot_contract_dot_backend__pb2.Result.SerializeToString,
+            ),
+            'Generate3D': grpc.unary_unary_rpc_method_handler(
+                    servicer.Generate3D,
+                    request_deserializer=corral_dot_contract_dot_backend__pb2.Generate3DRequest.FromString,
+                    response_serializer=corral_dot_contract_dot_backend__pb2.Result.SerializeToString,
+            ),
             'AudioTranscription': grpc.unary_unary_rpc_method_handler(
                     servicer.AudioTranscription,
                     request_deserializer=corral_dot_contract_dot_backend__pb2.TranscriptRequest.FromString,
@@ -391,6 +522,46 @@ def add_BackendServicer_to_server(servicer, server):
                     request_deserializer=corral_dot_contract_dot_backend__pb2.HealthMessage.FromString,
                     response_serializer=corral_dot_contract_dot_backend__pb2.StatusResponse.SerializeToString,
             ),
+            'Detect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detect,
+                    request_deserializer=corral_dot_contract_dot_backend__pb2.DetectOptions.FromString,
+                    response_serializer=corral_dot_contract_dot_backend__pb2.DetectResponse.SerializeToString,
+            ),
+            'SoundDetection': grpc.unary_unary_rpc_method_handler(
+                    servicer.SoundDetection,
+                    request_deserializer=corral_dot_contract_dot_backend__pb2.SoundDetectionRequest.FromString,
+                    response_serializer=corral_dot_contract_dot_backend__pb2.SoundDetectionResponse.SerializeToString,
+            ),
+            'Depth': grpc.unary_unary_rpc_method_handler(
+                    servicer.Depth,
+                    request_deserializer=corral_dot_contract_dot_backend__pb2.DepthRequest.FromString,
+                    response_serializer=corral_dot_contract_dot_backend__pb2.DepthResponse.SerializeToString,
+            ),
+            'FaceVerify': grpc.unary_unary_rpc_method_handler(
+                    servicer.FaceVerify,
+                    request_deserializer=corral_dot_contract_dot_backend__pb2.FaceVerifyRequest.FromString,
+                    response_serializer=corral_dot_contract_dot_backend__pb2.FaceVerifyResponse.SerializeToString,
+            ),
+            'FaceAnalyze': grpc.unary_unary_rpc_method_handler(
+                    servicer.FaceAnalyze,
+                    request_deserializer=corral_dot_contract_dot_backend__pb2.FaceAnalyzeRequest.FromString,
+                    response_serializer=corral_dot_contract_dot_backend__pb2.FaceAnalyzeResponse.SerializeToString,
+            ),
+            'VoiceVerify': grpc.unary_unary_rpc_method_handler(
+                    servicer.VoiceVerify,
+                    request_deserializer=corral_dot_contract_dot_backend__pb2.VoiceVerifyRequest.FromString,
+                    response_serializer=corral_dot_contract_dot_backend__pb2.VoiceVerifyResponse.SerializeToString,
+            ),
+            'VoiceAnalyze': grpc.unary_unary_rpc_method_handler(
+                    servicer.VoiceAnalyze,
+                    request_deserializer=corral_dot_contract_dot_backend__pb2.VoiceAnalyzeRequest.FromString,
+                    response_serializer=corral_dot_contract_dot_backend__pb2.VoiceAnalyzeResponse.SerializeToString,
+            ),
+            'VoiceEmbed': grpc.unary_unary_rpc_method_handler(
+                    servicer.VoiceEmbed,
+                    request_deserializer=corral_dot_contract_dot_backend__pb2.VoiceEmbedRequest.FromString,
+                    response_serializer=corral_dot_contract_dot_backend__pb2.VoiceEmbedResponse.SerializeToString,
+            ),
             'Rerank': grpc.unary_unary_rpc_method_handler(
                     servicer.Rerank,
                     request_deserializer=corral_dot_contract_dot_backend__pb2.RerankRequest.FromString,
@@ -420,6 +591,11 @@ def add_BackendServicer_to_server(servicer, server):
                     servicer.Diarize,
                     request_deserializer=corral_dot_contract_dot_backend__pb2.DiarizeRequest.FromString,
                     response_serializer=corral_dot_contract_dot_backend__pb2.DiarizeResponse.SerializeToString,
+            ),
+            'AudioTransform': grpc.unary_unary_rpc_method_handler(
+                    servicer.AudioTransform,
+                    request_deserializer=corral_dot_contract_dot_backend__pb2.AudioTransformRequest.FromString,
+                    response_serializer=corral_dot_contract_dot_backend__pb2.AudioTransformResult.SerializeToString,
             ),
             'ModelMetadata': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelMetadata,
@@ -642,6 +818,60 @@ class Backend:
             target,
             '/backend.Backend/UpscaleImage',
             corral_dot_contract_dot_backend__pb2.UpscaleImageRequest.SerializeToString,
+            corral_dot_contract_dot_backend__pb2.Result.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateVideo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backend.Backend/GenerateVideo',
+            corral_dot_contract_dot_backend__pb2.GenerateVideoRequest.SerializeToString,
+            corral_dot_contract_dot_backend__pb2.Result.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Generate3D(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backend.Backend/Generate3D',
+            corral_dot_contract_dot_backend__pb2.Generate3DRequest.SerializeToString,
             corral_dot_contract_dot_backend__pb2.Result.FromString,
             options,
             channel_credentials,
@@ -897,6 +1127,222 @@ class Backend:
             _registered_method=True)
 
     @staticmethod
+    def Detect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backend.Backend/Detect',
+            corral_dot_contract_dot_backend__pb2.DetectOptions.SerializeToString,
+            corral_dot_contract_dot_backend__pb2.DetectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SoundDetection(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backend.Backend/SoundDetection',
+            corral_dot_contract_dot_backend__pb2.SoundDetectionRequest.SerializeToString,
+            corral_dot_contract_dot_backend__pb2.SoundDetectionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Depth(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backend.Backend/Depth',
+            corral_dot_contract_dot_backend__pb2.DepthRequest.SerializeToString,
+            corral_dot_contract_dot_backend__pb2.DepthResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FaceVerify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backend.Backend/FaceVerify',
+            corral_dot_contract_dot_backend__pb2.FaceVerifyRequest.SerializeToString,
+            corral_dot_contract_dot_backend__pb2.FaceVerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FaceAnalyze(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backend.Backend/FaceAnalyze',
+            corral_dot_contract_dot_backend__pb2.FaceAnalyzeRequest.SerializeToString,
+            corral_dot_contract_dot_backend__pb2.FaceAnalyzeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VoiceVerify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backend.Backend/VoiceVerify',
+            corral_dot_contract_dot_backend__pb2.VoiceVerifyRequest.SerializeToString,
+            corral_dot_contract_dot_backend__pb2.VoiceVerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VoiceAnalyze(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backend.Backend/VoiceAnalyze',
+            corral_dot_contract_dot_backend__pb2.VoiceAnalyzeRequest.SerializeToString,
+            corral_dot_contract_dot_backend__pb2.VoiceAnalyzeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VoiceEmbed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backend.Backend/VoiceEmbed',
+            corral_dot_contract_dot_backend__pb2.VoiceEmbedRequest.SerializeToString,
+            corral_dot_contract_dot_backend__pb2.VoiceEmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Rerank(request,
             target,
             options=(),
@@ -1048,6 +1494,33 @@ class Backend:
             '/backend.Backend/Diarize',
             corral_dot_contract_dot_backend__pb2.DiarizeRequest.SerializeToString,
             corral_dot_contract_dot_backend__pb2.DiarizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AudioTransform(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backend.Backend/AudioTransform',
+            corral_dot_contract_dot_backend__pb2.AudioTransformRequest.SerializeToString,
+            corral_dot_contract_dot_backend__pb2.AudioTransformResult.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from corral.contract.codec import encode
-from corral.contract.http import BodyTooLarge, ClientGone, Request, Responder
+from corral.contract.http import ClientGone, Request, Responder
 from corral.inference.api_errors import JSON, ApiError, not_bridged
 from corral.inference.backend_process import BackendProcess
 from corral.inference.grpc.client import BackendClient
 from corral.inference.openai.json_body import JsonBody
+from corral.inference.openai.media_body import read_json
 from corral.inference.request_files import RequestFiles
-from corral.inference.routes import completions, embeddings, speech, transcription, utilities
+from corral.inference.routes import completions, embeddings, images, speech, transcription, utilities
 
-MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_SHOWN_CHARS = 100
 
 # Routes with a JSON body.
@@ -33,11 +33,16 @@ _JSON_ROUTES: dict[bytes, Callable[[BackendClient, JsonBody, Responder], Awaitab
     b"/v1/vad": utilities.detect_voice_activity,
     b"/vad": utilities.detect_voice_activity,
 }
-# Routes with a form that contains a file.
-_FORM_ROUTES: dict[bytes, Callable[[BackendClient, Request, Responder, RequestFiles], Awaitable[int]]] = {
+# Routes whose requests or answers have files.
+_FILE_ROUTES: dict[bytes, Callable[[BackendClient, Request, Responder, RequestFiles], Awaitable[int]]] = {
     b"/v1/audio/transcriptions": transcription.transcribe,
     b"/v1/audio/translations": transcription.translate,
     b"/v1/audio/diarization": transcription.diarize,
+    b"/v1/images/generations": images.generate,
+    b"/v1/images/edits": images.edit,
+    b"/v1/images/variations": images.vary,
+    b"/v1/images/inpainting": images.inpaint,
+    b"/v1/images/upscale": images.upscale,
 }
 _GET_ROUTES: dict[bytes, Callable[[BackendClient, Responder], Awaitable[int]]] = {
     b"/health": utilities.health,
@@ -46,11 +51,6 @@ _GET_ROUTES: dict[bytes, Callable[[BackendClient, Responder], Awaitable[int]]] =
 _SPEECH = b"/v1/audio/speech"
 # LocalAI's paths that are not translated, with their RPC (docs/reference/wire/grpc.md#rpcs).
 _NOT_BRIDGED = {
-    b"/v1/images/generations": "GenerateImage",
-    b"/v1/images/edits": "GenerateImage",
-    b"/v1/images/variations": "GenerateImage",
-    b"/v1/images/inpainting": "GenerateImage",
-    b"/v1/images/upscale": "UpscaleImage",
     b"/v1/videos": "GenerateVideo",
     b"/v1/videos/generations": "GenerateVideo",
     b"/v1/3d/generations": "Generate3D",
@@ -122,9 +122,9 @@ class Bridge:
         route, client = request.route, self._client
         if (handler := _JSON_ROUTES.get(route)) is not None:
             return await handler(client, await self._read_json(request), responder)
-        if (form_handler := _FORM_ROUTES.get(route)) is not None:
+        if (file_handler := _FILE_ROUTES.get(route)) is not None:
             _check_method(request, b"POST")
-            return await form_handler(client, request, responder, self._files)
+            return await file_handler(client, request, responder, self._files)
         if route == _SPEECH:
             return await speech.create_speech(client, await self._read_json(request), responder, self._files)
         if (get_handler := _GET_ROUTES.get(route)) is not None:
@@ -137,11 +137,7 @@ class Bridge:
 
     async def _read_json(self, request: Request) -> JsonBody:
         _check_method(request, b"POST")
-        try:
-            return JsonBody.read(await request.body.read(MAX_BODY_BYTES))
-        except BodyTooLarge as error:
-            words = f"The body is larger than {MAX_BODY_BYTES} bytes."
-            raise ApiError(413, words, code="request_too_large") from error
+        return await read_json(request)
 
     async def _models(self, responder: Responder) -> int:
         rows = [{"id": self.process.model, "object": "model", "created": 0, "owned_by": self.process.backend}]

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -57,7 +58,9 @@ class LocalFolder:
 
     async def fetch(self, name: str) -> Path:
         path = self.here / name
-        await asyncio.to_thread(os.stat, path)
+        found = await asyncio.to_thread(os.lstat, path)
+        if not stat.S_ISREG(found.st_mode):  # a link would give the client a file that only this process can read
+            raise FileNotFoundError(name)
         return path
 
 
@@ -82,7 +85,7 @@ class LocalFiles:
         try:
             yield LocalFolder(folder, self._owner)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)  # two files at most: faster than a thread, and never skipped
+            shutil.rmtree(folder, ignore_errors=True)  # a few files: faster than a thread, and never skipped
 
     def _make(self) -> Path:
         """Only this process and the backend can read it."""

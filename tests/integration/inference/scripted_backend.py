@@ -74,7 +74,10 @@ async def _said(told: Answer, context: Any) -> Any:
 
 for _rpc in ("PredictStream", "AudioTranscriptionStream", "TTSStream"):
     setattr(Script, _rpc, _stream(_rpc))
-for _rpc in ("Predict", "Embedding", "Rerank", "TokenizeString", "AudioTranscription", "TTS", "LoadModel", "Status"):
+for _rpc in (
+    *("Predict", "Embedding", "Rerank", "TokenizeString", "AudioTranscription", "TTS", "LoadModel", "Status"),
+    *("GenerateImage", "GenerateVideo", "SoundGeneration", "AudioTransform", "Depth", "Detect"),
+):
     setattr(Script, _rpc, _unary(_rpc))
 
 

@@ -115,7 +115,7 @@ async def test_speech_is_what_the_backend_wrote(
     ("result", "status", "words"),
     [
         (pb.Result(success=False, message="no such voice"), 500, "no such voice"),
-        (pb.Result(success=True), 502, "wrote no audio"),
+        (pb.Result(success=True), 502, "wrote no file"),
         (None, 501, "does not implement TTS"),
     ],
 )

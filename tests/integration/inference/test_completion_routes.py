@@ -293,8 +293,7 @@ async def test_vectors_of_all_forms(backend: Scripted, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "rpc"),
     [
-        ("/v1/images/generations", "its RPC, GenerateImage, is not translated here"),
-        ("/v1/detection", "its RPC, Detect, is not translated here"),
+        ("/v1/score", "its RPC, Score, is not translated here"),
         ("/v1/responses", "there is no RPC for it"),
         ("/v1/rerank", "does not implement Rerank"),
         ("/v1/tokenize", "does not implement TokenizeString"),

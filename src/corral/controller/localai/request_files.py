@@ -26,6 +26,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, NotFound
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks
+from corral.kit.threads import run_uncancelled
 
 log = get_log(__name__)
 
@@ -125,7 +126,7 @@ class RemoteFiles:
         try:
             yield folder
         finally:
-            shutil.rmtree(here, ignore_errors=True)  # two files at most: quicker than a thread, and never left undone
+            shutil.rmtree(here, ignore_errors=True)  # a few files: quicker than a thread, and never left undone
             if folder.used:
                 self._whole.remove(self._node_id, folder.name)
 
@@ -144,7 +145,7 @@ class RemoteFolder:
 
     async def output_path(self, name: str) -> str:
         path = self.here / name
-        await asyncio.to_thread(path.touch)
+        await run_uncancelled(path.touch)
         return await self._put(path, sha256().hexdigest(), 0)
 
     async def fetch(self, name: str) -> Path:

@@ -42,9 +42,12 @@ INFERENCE_PATHS = frozenset(
         b"audio/speech",
         b"audio/transcriptions",
         b"audio/translations",
+        b"audio/diarization",
         b"images/generations",
         b"images/edits",
         b"images/variations",
+        b"images/inpainting",
+        b"images/upscale",
     )
 )
 

@@ -20,7 +20,8 @@ from corral.inference.api_errors import ApiError, StreamBroken, invalid_field
 from corral.inference.backend_process import BackendProcess
 from corral.inference.grpc.client import BackendClient
 from corral.inference.openai.json_body import JsonBody
-from corral.inference.request_files import RequestFiles, RequestFolder
+from corral.inference.request_files import RequestFiles
+from corral.inference.result_files import ResultFile, call_for_file, send_file
 
 SAMPLE_RATE = 16_000
 SPEECH = "speech.wav"
@@ -31,14 +32,11 @@ _CONTENT_TYPES = {
     "flac": b"audio/flac",
     "pcm": b"audio/pcm",
 }
-_PIECE_BYTES = 64 * 1024
 
 
 async def create_speech(client: BackendClient, body: JsonBody, responder: Responder, files: RequestFiles) -> int:
     request = tts_request(client.process, body)
-    wanted = body.text("response_format")
-    if wanted and wanted not in _CONTENT_TYPES:
-        raise invalid_field("response_format", f"response_format must be one of {', '.join(_CONTENT_TYPES)}.")
+    wanted = audio_response_format(body.text("response_format"))
     if body.text("stream_format", "audio") != "audio":
         raise invalid_field("stream_format", "stream_format must be audio.")
     if body.flag("stream"):
@@ -48,12 +46,14 @@ async def create_speech(client: BackendClient, body: JsonBody, responder: Respon
         if streamed:
             return 200
     async with files.open() as folder:
-        request.dst = await folder.output_path(SPEECH)
-        result = await client.call("TTS", request, pb.Result)
-        if not result.success:
-            raise ApiError(500, f"TTS: {result.message or 'no reason given'}", code="backend_failed")
-        await _send_file(responder, folder, wanted)
+        await send_audio(responder, await call_for_file(client, "TTS", request, folder, SPEECH), wanted)
     return 200
+
+
+def audio_response_format(wanted: str) -> str:
+    if wanted and wanted not in _CONTENT_TYPES:
+        raise invalid_field("response_format", f"response_format must be one of {', '.join(_CONTENT_TYPES)}.")
+    return wanted
 
 
 def tts_request(process: BackendProcess, body: JsonBody) -> pb.TTSRequest:
@@ -77,11 +77,11 @@ def tts_request(process: BackendProcess, body: JsonBody) -> pb.TTSRequest:
         request.instructions = instructions
     if (speed := body.number("speed")) is not None:
         request.params["speed"] = f"{speed:g}"
-    request.params.update(_params(body))
+    request.params.update(read_params(body))
     return request
 
 
-def _params(body: JsonBody) -> dict[str, str]:
+def read_params(body: JsonBody) -> dict[str, str]:
     params = {key: _word(value) for key, value in body.mapping("params").items()}
     if any(value is None or "/" in value or "\\" in value for value in params.values()):
         raise invalid_field("params", "params must be words, numbers, true or false.")  # no paths
@@ -100,33 +100,15 @@ def _own_voice(voice: str, folder: str) -> str:
     return path if path and os.path.isfile(path) else voice
 
 
-async def _send_file(responder: Responder, folder: RequestFolder, wanted: str) -> None:
-    try:
-        path = await folder.fetch(SPEECH)
-    except FileNotFoundError as error:
-        raise _no_audio() from error
-    with path.open("rb") as file:
-        beginning = await asyncio.to_thread(file.read, 64)
-        if not beginning:
-            raise _no_audio()
-        found = audio_format(beginning)
-        skipped = 0
-        if wanted == "pcm" and found == "wav":
-            file.seek(0)
-            skipped = samples_offset(await asyncio.to_thread(file.read, 4096))
-        elif wanted and wanted != found:
-            raise invalid_field("response_format", f"This backend writes {found}: request that format.")
-        file.seek(skipped)
-
-        async def pieces() -> AsyncGenerator[bytes, None]:
-            while data := await asyncio.to_thread(file.read, _PIECE_BYTES):
-                yield data
-
-        await responder.stream(200, _headers(wanted or found), pieces())
-
-
-def _no_audio() -> ApiError:
-    return ApiError(502, "The backend reported success, but wrote no audio.", code="backend_failed")
+async def send_audio(responder: Responder, file: ResultFile, wanted: str) -> None:
+    """Audio as the backend wrote it. `wanted`: the format that the client named, or empty."""
+    found, skipped = audio_format(file.beginning), 0
+    if wanted == "pcm" and found == "wav":
+        with file.path.open("rb") as source:
+            skipped = samples_offset(await asyncio.to_thread(source.read, 4096))
+    elif wanted and wanted != found:
+        raise invalid_field("response_format", f"This backend writes {found}: request that format.")
+    await send_file(responder, file.path, _headers(wanted or found), skip=skipped)
 
 
 def audio_format(beginning: bytes) -> str:

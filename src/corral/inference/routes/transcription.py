@@ -11,7 +11,8 @@ from corral.contract.http import Request, Responder, UpstreamFailed
 from corral.inference.api_errors import JSON, ApiError, invalid_field
 from corral.inference.grpc.client import BackendClient
 from corral.inference.openai.completion_format import event
-from corral.inference.openai.forms import Form, read_form
+from corral.inference.openai.forms import FormBody, read_form
+from corral.inference.openai.media_body import MediaBody
 from corral.inference.openai.transcript_format import FORMATS, text_of
 from corral.inference.request_files import RequestFiles
 from corral.inference.routes.completions import EVENTS
@@ -36,6 +37,7 @@ async def _transcribe(
         if wanted not in FORMATS:
             raise invalid_field("response_format", f"response_format must be one of {', '.join(FORMATS)}.")
         rpc_request = _transcript_request(client, form, task)
+        rpc_request.dst = await MediaBody(form, folder).required_file("file")
         if form.flag("stream"):
             return await _stream(client, rpc_request, responder)
         result = await client.call("AudioTranscription", rpc_request, pb.TranscriptResult)
@@ -44,7 +46,7 @@ async def _transcribe(
         return 200
 
 
-def _transcript_request(client: BackendClient, form: Form, task: str) -> pb.TranscriptRequest:
+def _transcript_request(client: BackendClient, form: FormBody, task: str) -> pb.TranscriptRequest:
     granularities = form.texts("timestamp_granularities")
     if unknown := [each for each in granularities if each not in _GRANULARITIES]:
         raise invalid_field(
@@ -54,13 +56,12 @@ def _transcript_request(client: BackendClient, form: Form, task: str) -> pb.Tran
     threads = process.setting("threads")
     language = process.setting("parameters", "language")
     return pb.TranscriptRequest(
-        dst=form.file,
         language=form.text("language") or (language if isinstance(language, str) else ""),
         threads=threads if isinstance(threads, int) and 0 < threads < 1024 else 0,
         translate=task == "translate" or form.flag("translate"),
         diarize=form.flag("diarize") or form.text("response_format") == "diarized_json",
         prompt=form.text("prompt"),
-        temperature=form.number("temperature"),
+        temperature=form.number("temperature") or 0.0,
         timestamp_granularities=granularities,
         stream=form.flag("stream"),
         ModelIdentity=process.identity,
@@ -107,14 +108,14 @@ async def diarize(client: BackendClient, request: Request, responder: Responder,
     async with files.open() as folder:
         form = await read_form(request, folder)
         rpc_request = pb.DiarizeRequest(
-            dst=form.file,
+            dst=await MediaBody(form, folder).required_file("file"),
             language=form.text("language"),
-            num_speakers=form.whole("num_speakers"),
-            min_speakers=form.whole("min_speakers"),
-            max_speakers=form.whole("max_speakers"),
-            clustering_threshold=form.number("clustering_threshold"),
-            min_duration_on=form.number("min_duration_on"),
-            min_duration_off=form.number("min_duration_off"),
+            num_speakers=form.whole("num_speakers") or 0,
+            min_speakers=form.whole("min_speakers") or 0,
+            max_speakers=form.whole("max_speakers") or 0,
+            clustering_threshold=form.number("clustering_threshold") or 0,
+            min_duration_on=form.number("min_duration_on") or 0,
+            min_duration_off=form.number("min_duration_off") or 0,
             include_text=form.flag("include_text"),
             ModelIdentity=client.process.identity,
         )
