@@ -1,4 +1,4 @@
-"""Options before the command."""
+"""Options before the command, and the list of commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 import corral.client
-from corral.cli.main import WITHOUT_CONTEXT, main
+from corral.cli.main import COMMANDS, WITHOUT_CONTEXT, load, main
+
+
+def is_group(name: str) -> bool:
+    return hasattr(load(name), "commands")
 
 
 class Found(Exception):
@@ -50,3 +54,14 @@ def test_a_context_before_a_command_that_connects_to_no_fleet_is_refused(
 ) -> None:
     assert main(["--context", "test", name]) == 2
     assert f"`corral {name}` does not connect to a fleet: remove --context before {name}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", [(), *((name,) for name in COMMANDS if is_group(name))], ids="-".join)
+def test_help_shows_every_summary_whole_at_80_columns(
+    group: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main([*group, "--help"])
+    listed = capsys.readouterr().out.partition("\nCommands:\n")[2].splitlines()
+    assert listed
+    assert [line for line in listed if line.endswith("...")] == []

@@ -50,7 +50,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
     no_args_is_help=True,
-    help="""Install, upgrade, verify and delete backends: the inference engines on the nodes.
+    help="""Install, upgrade, verify and delete backends.
+
+    Backends are the inference engines on the nodes.
 
     \b
     Examples:
@@ -93,7 +95,7 @@ async def list_available(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the backends in the galleries that a node of the fleet can run.
+    """List the backends that a node of the fleet can run.
 
     \b
     Examples:
@@ -364,7 +366,9 @@ async def list_upgrades(
 @app.command("verify")
 @fleet_command
 async def verify_backends(client: Client, names: Names, node: Node = "", as_json: Json = False) -> int:
-    """Check every file of installed backends against its digest at installation.
+    """Check every file of installed backends.
+
+    The digest of each file must be the one it had at installation.
 
     \b
     Examples:

@@ -37,7 +37,9 @@ def doctor(
     ca: Ca = None,
     context: Context = None,
 ) -> int:
-    """Find problems of this machine and of the fleet, and show how to fix them. Changes nothing.
+    """Find problems and show how to fix them.
+
+    It checks this machine and the fleet, and changes nothing.
 
     Exit code 0: no problems, warnings at most. 1: at least one problem.
 

@@ -15,7 +15,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
     no_args_is_help=True,
-    help="""List the fleets of this machine and choose the one that commands use.
+    help="""List the fleets of this machine, and choose one.
 
     \b
     Examples:
@@ -131,7 +131,9 @@ def show(
 
 @app.command("use")
 def use(name: Name) -> None:
-    """Make commands use this fleet by default, until it stops or another is chosen.
+    """Make commands use this fleet by default.
+
+    The choice holds until the fleet stops or another one is chosen.
 
     --context, --url, CORRAL_CONTEXT and CORRAL_URL take precedence.
 

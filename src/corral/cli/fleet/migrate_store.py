@@ -39,7 +39,9 @@ def migrate_store(
     data: Data = None,
     as_json: Json = False,
 ) -> int:
-    """Copy the database of a stopped fleet to PostgreSQL and verify the copy. The source is not changed.
+    """Copy the database of a stopped fleet to PostgreSQL.
+
+    The copy is verified. The source is not changed.
 
     Give the password in PGPASSWORD or ~/.pgpass: other users of this machine can read a password in the URL.
 

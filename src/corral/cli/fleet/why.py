@@ -23,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
     no_args_is_help=True,
-    help="""Explain placement decisions and operations that have not finished.
+    help="""Explain placement decisions and open operations.
 
     \b
     Examples:
@@ -43,7 +43,7 @@ async def why_model(
     numbers: Numbers = False,
     as_json: Json = False,
 ) -> None:
-    """Show where the next replica of a model would be placed, and why other nodes are not eligible.
+    """Show where the next replica would be placed, and why.
 
     \b
     Examples:
@@ -70,7 +70,9 @@ async def why_node(
     numbers: Numbers = False,
     as_json: Json = False,
 ) -> None:
-    """Show the free memory of a node, its replicas, and the models for which it is eligible.
+    """Show the free memory of a node and what fits there.
+
+    The list has its replicas, and the models for which the node is eligible.
 
     \b
     Examples:

@@ -124,7 +124,9 @@ async def show_model(
     as_yaml: Annotated[bool, typer.Option("--yaml", help="print only the definition")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show one model with its definition: an installed model, or an entry of a gallery.
+    """Show one model with its definition.
+
+    The model is an installed one, or an entry of a gallery.
 
     \b
     Examples:

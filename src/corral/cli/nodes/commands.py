@@ -36,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
     no_args_is_help=True,
-    help="""List, approve, drain, label and delete the machines of the fleet.
+    help="""List, approve, drain, label and delete nodes.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ from corral.client.endpoint import same_place
 from corral.kit.durations import format_duration
 from corral.kit.settings import value_of
 
-HELP = """Join this machine to a fleet and run a worker until it is stopped.
+HELP = """Join this machine to a fleet and run a worker.
 
 `corral up` and `corral token create` print the command with URL and token. The token is needed once. Later,
 `corral join` or `corral worker` without options continues as the same node: the options of the first start are saved in

@@ -12,14 +12,16 @@ from corral.cli.common.settings_command import settings_command
 from corral.cli.nodes.join_token import hide_token
 
 _HELP = {
-    "controller": """Run a controller: node registry, scheduler, admin API and web page.
+    "controller": """Run a controller: scheduler, admin API and web page.
 
     \b
     Examples:
       corral controller --data /var/lib/corral --socket /run/corral/controller.sock
       CORRAL_STORE=postgresql://corral@db/corral corral controller --port 8081
     """,
-    "gateway": """Run a gateway: the public port for the inference API, the admin API and the web page.
+    "gateway": """Run a gateway: the public port of the fleet.
+
+    It serves the inference API, and passes the admin API and the web page on to a controller.
 
     \b
     Examples:

@@ -47,7 +47,7 @@ async def create_token(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Create a join token and print the command to run on the other machine.
+    """Create a join token and print the join command.
 
     \b
     Examples:

@@ -39,7 +39,9 @@ from corral.kit.sockets import take_listeners
 
 _BUS_STEADY_AFTER_S = 2.0  # nats-server does not report readiness; one that cannot start exits at once
 
-HELP = """Run a fleet on this machine: bus, controller, gateway and a worker. Ctrl-C stops all of them.
+HELP = """Run a fleet on this machine. Ctrl-C stops it.
+
+A fleet is a bus, a controller, a gateway and a worker.
 
 Without --lan or --host the fleet listens on the loopback interface and serves only this machine.
 
