@@ -19,12 +19,11 @@ from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat, HttpHea
 from corral.kit.errors import Conflict, CorralError, Failed
 from corral.kit.tasks import Wake
 from corral.worker.agent.heartbeat.reporter import HeartbeatReporter
-from corral.worker.agent.orders import outcomes as outcomes_module
 from corral.worker.agent.orders import replicas as replica_orders
+from corral.worker.agent.orders import runner as runner_module
 from corral.worker.agent.orders.backend_changes import BackendChanges
 from corral.worker.agent.orders.backends import BackendOrders
-from corral.worker.agent.orders.publisher import EventPublisher
-from corral.worker.agent.orders.runner import OrderRunner
+from corral.worker.agent.orders.runner import EventPublisher, OrderRunner
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.installer.records import Metadata, VersionRecord
@@ -207,8 +206,8 @@ def disks_without_threads() -> Iterator[None]:
         return order  # the stall knows what to make of it
 
     with (
-        mock.patch.object(outcomes_module, "in_daemon_thread", new=here),
-        mock.patch.object(outcomes_module, "write_atomically", new=write),
+        mock.patch.object(runner_module, "in_daemon_thread", new=here),
+        mock.patch.object(runner_module, "write_atomically", new=write),
         mock.patch.object(asyncio, "to_thread", new=at_once),
         mock.patch.object(replica_orders, "spec_of", new=as_ordered),
     ):

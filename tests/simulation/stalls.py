@@ -23,11 +23,9 @@ from corral.contract.messages.replicas import (
     StopReplica,
 )
 from corral.kit.errors import Conflict, Failed, NotFound
-from corral.worker.agent.orders.outcomes import OrderKey, Outcome, Outcomes, Result
-from corral.worker.agent.orders.publisher import EventPublisher
 from corral.worker.agent.orders.replica_spec import RESTARTS
 from corral.worker.agent.orders.replicas import ReplicaOrders
-from corral.worker.agent.orders.runner import OrderRunner
+from corral.worker.agent.orders.runner import EventPublisher, OrderKey, OrderRunner, Outcome, Outcomes, Result
 from corral.worker.files.model_files import WorkerFiles
 from corral.worker.ingress.bridges import Bridges
 from corral.worker.ingress.in_flight import InFlight

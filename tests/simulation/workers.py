@@ -21,8 +21,7 @@ from corral.contract.messages import backends as wire
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat, HttpHeartbeat
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
-from corral.worker.agent.orders.publisher import EventPublisher
-from corral.worker.agent.orders.runner import OrderRunner
+from corral.worker.agent.orders.runner import EventPublisher, OrderRunner
 from corral.worker.metrics import WorkerMetrics
 from tests.simulation.stalls import DiskOutcomes, Process, Stall
 

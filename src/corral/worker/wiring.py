@@ -28,11 +28,9 @@ from corral.kit.tasks import Wake, background, run_every
 from corral.worker.agent.heartbeat.reporter import HeartbeatReporter
 from corral.worker.agent.orders.backend_changes import BackendChanges
 from corral.worker.agent.orders.backends import BackendOrders, DirectOrders
-from corral.worker.agent.orders.outcomes import Outcomes
-from corral.worker.agent.orders.publisher import EventPublisher
 from corral.worker.agent.orders.replacement import ProcessReplacer
 from corral.worker.agent.orders.replicas import ReplicaOrders
-from corral.worker.agent.orders.runner import OrderRunner
+from corral.worker.agent.orders.runner import EventPublisher, OrderRunner, Outcomes
 from corral.worker.agent.orders.subscriptions import OrderSubscriptions
 from corral.worker.files.fleet_blobs import FleetBlobs
 from corral.worker.files.model_files import CleanupPolicy, WorkerFiles

@@ -11,8 +11,7 @@ import pytest
 from corral.contract.messages.backends import BackendResult
 from corral.contract.messages.replicas import ReplicaResult
 from corral.kit.errors import Failed
-from corral.worker.agent.orders.outcomes import OrderKey, Outcome, Outcomes
-from corral.worker.agent.orders.runner import OrderRun, OrderRunner
+from corral.worker.agent.orders.runner import OrderKey, OrderRun, OrderRunner, Outcome, Outcomes
 from tests.support.manual_clock import ManualClock
 from tests.support.waiting import until
 

@@ -28,7 +28,7 @@ from corral.worker.agent.join.bus_access import BusOpener, NodeCredentials
 from corral.worker.agent.join.registrar import Registrar
 from corral.worker.agent.join.responses import Deleted, RegisterAgain
 from corral.worker.agent.leave import Departure, at_most, stop_backends
-from corral.worker.agent.orders.publisher import EventPublisher
+from corral.worker.agent.orders.runner import EventPublisher
 from corral.worker.agent.server_clock import ServerClock
 from corral.worker.hardware.monitor import HardwareMonitor
 from corral.worker.ingress.load_reports import LoadReports

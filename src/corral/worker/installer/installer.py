@@ -21,6 +21,7 @@ from corral.contract.messages.backends import NodeBackend, Phase
 from corral.contract.sources import FILE, OCIFILE, PYPI, Source
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Conflict, CorralError, Denied, Invalid, NotFound
+from corral.kit.locks import NameLocks
 from corral.kit.log import get_log
 from corral.kit.single_flight import SingleFlight
 from corral.kit.threads import run_in_thread, run_uncancelled
@@ -33,7 +34,6 @@ from corral.worker.installer.inventory import (
     read_build,
     read_inventory,
 )
-from corral.worker.installer.locks import NameLocks
 from corral.worker.installer.make_runnable import make_runnable
 from corral.worker.installer.names import check_name
 from corral.worker.installer.records import METADATA, Metadata, VersionRecord, write_metadata

@@ -1,5 +1,6 @@
-"""Resolves an order to exactly one build. A Corral controller has usually done so; else, and always for LocalAI
-controllers, the worker looks it up in the galleries for its own machine (docs/reference/wire/backends.md#install)."""
+"""Resolves an order that names no source to exactly one build, in the galleries and for this machine
+(docs/reference/wire/backends.md#install). Orders of LocalAI controllers never name a source; a Corral controller has
+usually resolved the build itself, and its orders do not come here."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import Failed, Invalid
 from corral.kit.suggest import format_suggestions
 from corral.worker.installer.names import check_name
-from corral.worker.installer.requests import InstallRequest, request_of
+from corral.worker.installer.requests import InstallRequest
 
 Order = InstallBackend | UpgradeBackend
 MAX_OPEN_RESOLVERS = 8
@@ -67,8 +68,6 @@ class BackendResolver:
     async def request_for(self, order: Order, *, built_in: bool) -> InstallRequest:
         """`built_in` False: the order comes from a LocalAI controller, whose names mean LocalAI's builds. Raises
         Invalid, NotResolved."""
-        if order.sources:
-            return request_of(order)
         async with self._resolver(order.backend_galleries, built_in) as resolver:
             if isinstance(order, UpgradeBackend) or order.force:
                 resolver.invalidate()  # the order implies that the galleries have something newer

@@ -12,12 +12,12 @@ import msgspec
 
 from corral.blobs.progress import OnProgress, Progress
 from corral.contract.messages.backends import InstallBackend, Phase, UpgradeBackend
+from corral.kit.locks import NameLocks
 from corral.kit.log import get_log
 from corral.worker.agent.orders.replacement import ProcessReplacer, StillRunning, successor
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.inventory import InstalledBackend
-from corral.worker.installer.locks import NameLocks
-from corral.worker.installer.requests import InstallRequest
+from corral.worker.installer.requests import InstallRequest, request_of
 from corral.worker.installer.resolver import BackendResolver, Order
 
 log = get_log(__name__)
@@ -117,6 +117,9 @@ class BackendChanges:
         return await self._installer.find(name) or await self._installer.find(name.rpartition("@")[2])
 
     async def resolve(self, order: Order) -> InstallRequest:
+        """Raises Invalid, NotResolved."""
+        if order.sources:
+            return request_of(order)
         return await self._resolver.request_for(order, built_in=self.has_builtin_gallery)
 
     async def names_of(self, request: InstallRequest) -> frozenset[str]:

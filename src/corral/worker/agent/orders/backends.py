@@ -36,9 +36,16 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Denied, NotFound, reason_of
 from corral.kit.log import get_log
 from corral.worker.agent.orders.backend_changes import BackendChanges
-from corral.worker.agent.orders.outcomes import BACKEND_ORDERS, OrderKey, OrderKind, Outcome, Outcomes
-from corral.worker.agent.orders.publisher import EventPublisher
-from corral.worker.agent.orders.runner import OrderRun, OrderRunner
+from corral.worker.agent.orders.runner import (
+    BACKEND_ORDERS,
+    EventPublisher,
+    OrderKey,
+    OrderKind,
+    OrderRun,
+    OrderRunner,
+    Outcome,
+    Outcomes,
+)
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.installer.progress import ProgressPublisher, ProgressSubject

@@ -28,10 +28,8 @@ from corral.contract.messages.replicas import (
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, Invalid, NotFound
 from corral.kit.log import get_log
-from corral.worker.agent.orders.outcomes import OrderKey, OrderKind
-from corral.worker.agent.orders.publisher import EventPublisher
 from corral.worker.agent.orders.replica_spec import spec_of
-from corral.worker.agent.orders.runner import OrderRun, OrderRunner
+from corral.worker.agent.orders.runner import EventPublisher, OrderKey, OrderKind, OrderRun, OrderRunner
 from corral.worker.files.model_files import WorkerFiles
 from corral.worker.ingress.replicas import ReplicaRelay
 from corral.worker.installer.installer import Installer

@@ -1,5 +1,5 @@
-"""Locks by name: work on one backend is serial under any of its names, work on different ones is parallel. First come,
-first served."""
+"""Locks by name, for objects with several names: work that shares a name is serial, first come, first served; other
+work is parallel."""
 
 from __future__ import annotations
 

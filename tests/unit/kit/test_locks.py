@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from corral.worker.installer.locks import NameLocks
+from corral.kit.locks import NameLocks
 
 
 class Worker:
