@@ -17,9 +17,8 @@ from msgspec import structs
 from corral.contract.messages.nodes import HttpHeartbeat
 from corral.controller.backends import outcomes, plan
 from corral.controller.health import classify
-from corral.controller.operations import progress as live
-from corral.controller.operations import step_records as bookkeeping
-from corral.controller.orders import dispatch
+from corral.controller.operations import progress
+from corral.controller.orders.backend_calls import Dispatch
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.replicas import lifecycle as life
 from corral.controller.scheduler import eviction, placement
@@ -148,7 +147,7 @@ def test_a_row_written_after_its_end_is_noticed(template: Path) -> None:
         template,
         mock.patch.object(operation_nodes, "_PUT", upsert_whole(operation_nodes.table)),
         mock.patch.object(
-            live, "merge_progress", lambda row, event: structs.replace(row, seq=event.seq, phase=event.phase)
+            progress, "merge_progress", lambda row, event: structs.replace(row, seq=event.seq, phase=event.phase)
         ),
     )
     assert "had ended as" in said or "went back" in said
@@ -179,7 +178,7 @@ def test_results_that_are_not_awaited_are_no_loss(template: Path) -> None:
     async def deaf(*_: Any) -> None:
         return None
 
-    with mock.patch.object(dispatch.Dispatch, "on_result", deaf):
+    with mock.patch.object(Dispatch, "on_result", deaf):
         for seed in range(2000, 2003):
             simulate(seed, template, chaos=chaos)
 
@@ -187,7 +186,7 @@ def test_results_that_are_not_awaited_are_no_loss(template: Path) -> None:
 def test_work_that_nobody_can_watch_is_noticed(template: Path) -> None:
     """A machine that joins later is given its orders, and its operation does not tell."""
     blind = mock.Mock(return_value=[])
-    said = break_something(template, mock.patch.object(bookkeeping, "_late_rows", new=blind))
+    said = break_something(template, mock.patch.object(progress, "_late_rows", new=blind))
     assert "shows no row" in said
 
 

@@ -26,8 +26,7 @@ from corral.controller.health.classify import Guard
 from corral.controller.health.monitor import HealthMonitor
 from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.operations.requests import OperationKind, OperationRequest, parse_request
-from corral.controller.orders.backend_calls import CallTimeouts
-from corral.controller.orders.dispatch import CallLimits
+from corral.controller.orders.backend_calls import CallLimits, CallTimeouts
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.runtime.change_feed import ChangeFeed

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from corral.controller.orders.dispatch import CallLimits
+from corral.controller.orders.backend_calls import CallLimits
 from corral.store.tables import node_backends, nodes
 from tests.support.backend_fleet import QUICK, Fleet, open_fleet, quick, sqlite_url
 from tests.support.waiting import until

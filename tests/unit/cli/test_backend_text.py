@@ -5,11 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
 from corral.cli.backends import text
 from corral.client.resources.backends import AvailableBackend
-from corral.contract.admin import MatrixCell, MatrixIntent, MatrixNode, MatrixRow, PlanNode, PlanView
+from corral.contract.admin import MatrixCell, MatrixIntent, MatrixNode, MatrixRow
 from corral.contract.messages.backends import NodeDrift, UpgradeInfo
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -104,49 +102,3 @@ def test_upgrades_in_the_order_of_their_names() -> None:
         ("llama", "sha256:abababababab", "sha256:cdcdcdcdcdcd", ""),
         ("vllm", "1.0", "1.1", "attic"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "node", "row"),
-    [
-        (
-            "install",
-            {"action": "install", "variant": "cpu", "version": "1", "fetch_bytes": 1024, "disk_after_bytes": 2048},
-            ("install", "cpu", "1", "1.0 KiB", "2.0 KiB free", "", ""),
-        ),
-        ("install", {"action": "install", "version": "1"}, ("install", "", "1", "?", "", "", "")),
-        (
-            "upgrade",
-            {"action": "upgrade", "installed_version": "1.0", "version": "1.1", "fetch_bytes": 0, "processes": "kept"},
-            ("upgrade", "", "1.0 → 1.1", "0 B", "", "kept", ""),
-        ),
-        (
-            "rollback",
-            {"action": "upgrade", "installed_digest": "sha256:" + "ab" * 32, "digest": "sha256:" + "cd" * 32},
-            ("roll back", "", "sha256:abababababab → sha256:cdcdcdcdcdcd", "?", "", "", ""),
-        ),
-        (
-            "install",
-            {"action": "skip", "reason": "no linux/arm64 build"},
-            ("skip", "", "", "", "", "", "no linux/arm64 build"),
-        ),
-        (
-            "install",
-            {"action": "nothing", "version": "1.1", "installed_version": "1.1", "reason": "it has this build already"},
-            ("nothing", "", "1.1", "", "", "", "it has this build already"),
-        ),
-        (
-            "delete",
-            {"action": "delete", "installed_version": "1.1", "processes": "those that run are stopped first"},
-            ("delete", "", "1.1", "", "", "those that run are stopped first", ""),
-        ),
-    ],
-)
-def test_a_plan_in_rows(kind: str, node: dict[str, Any], row: tuple[str, ...]) -> None:
-    assert text.plan_row(PlanNode("a", "attic", **node), kind) == ("attic", *row)
-
-
-def test_a_plan_in_one_sentence() -> None:
-    nodes = (PlanNode("a", "attic", "install"), PlanNode("s", "shed", "install"), PlanNode("b", "barn", "skip"))
-    assert text.plan_title(PlanView("install", "vllm", nodes)) == "Plan for install vllm: install on 2, skip on 1"
-    assert text.plan_title(PlanView("install", "vllm")) == "Plan for install vllm: nothing, no node matches"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from corral.cli.operations import text
-from corral.contract.admin import OperationNodeView
+from corral.contract.admin import OperationNodeView, PlanNode, PlanView
 from tests.support.operation_views import on, operation
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -159,3 +160,49 @@ def test_details_leave_out_what_is_not_known() -> None:
     assert lines[0] == "id         3f2a91c0-0000-4000-8000-000000000000"
     assert "started    1m ago by admin" in lines
     assert not [line for line in lines if line.startswith(("finished", "bytes", "error", "hidden"))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "node", "row"),
+    [
+        (
+            "install",
+            {"action": "install", "variant": "cpu", "version": "1", "fetch_bytes": 1024, "disk_after_bytes": 2048},
+            ("install", "cpu", "1", "1.0 KiB", "2.0 KiB free", "", ""),
+        ),
+        ("install", {"action": "install", "version": "1"}, ("install", "", "1", "?", "", "", "")),
+        (
+            "upgrade",
+            {"action": "upgrade", "installed_version": "1.0", "version": "1.1", "fetch_bytes": 0, "processes": "kept"},
+            ("upgrade", "", "1.0 → 1.1", "0 B", "", "kept", ""),
+        ),
+        (
+            "rollback",
+            {"action": "upgrade", "installed_digest": "sha256:" + "ab" * 32, "digest": "sha256:" + "cd" * 32},
+            ("roll back", "", "sha256:abababababab → sha256:cdcdcdcdcdcd", "?", "", "", ""),
+        ),
+        (
+            "install",
+            {"action": "skip", "reason": "no linux/arm64 build"},
+            ("skip", "", "", "", "", "", "no linux/arm64 build"),
+        ),
+        (
+            "install",
+            {"action": "nothing", "version": "1.1", "installed_version": "1.1", "reason": "it has this build already"},
+            ("nothing", "", "1.1", "", "", "", "it has this build already"),
+        ),
+        (
+            "delete",
+            {"action": "delete", "installed_version": "1.1", "processes": "those that run are stopped first"},
+            ("delete", "", "1.1", "", "", "those that run are stopped first", ""),
+        ),
+    ],
+)
+def test_a_plan_in_rows(kind: str, node: dict[str, Any], row: tuple[str, ...]) -> None:
+    assert text.plan_row(PlanNode("a", "attic", **node), kind) == ("attic", *row)
+
+
+def test_a_plan_in_one_sentence() -> None:
+    nodes = (PlanNode("a", "attic", "install"), PlanNode("s", "shed", "install"), PlanNode("b", "barn", "skip"))
+    assert text.plan_title(PlanView("install", "vllm", nodes)) == "Plan for install vllm: install on 2, skip on 1"
+    assert text.plan_title(PlanView("install", "vllm")) == "Plan for install vllm: nothing, no node matches"

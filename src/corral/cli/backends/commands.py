@@ -8,14 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from corral.cli.backends import text as backend_text
-from corral.cli.backends.operations import (
-    UP_TO_DATE,
-    UP_TO_DATE_IN_READABLE_GALLERIES,
-    absolute_uri,
-    node_scope,
-    operation_body,
-    run_operations,
-)
 from corral.cli.backends.verify import verify_on_nodes
 from corral.cli.common.fleet_command import destructive_command, fleet_command
 from corral.cli.common.options import (
@@ -38,6 +30,14 @@ from corral.cli.common.output import (
     print_line,
     print_note,
     print_table,
+)
+from corral.cli.operations.watch import (
+    UP_TO_DATE,
+    UP_TO_DATE_IN_READABLE_GALLERIES,
+    absolute_uri,
+    node_scope,
+    operation_body,
+    run_operations,
 )
 from corral.kit.errors import NotFound, Unavailable
 

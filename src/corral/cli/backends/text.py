@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from corral.cli.common.output import abbreviate, printable, relative_time
-from corral.contract.admin import BackendMatrix, BackendVerified, MatrixCell, MatrixNode, MatrixRow, PlanNode, PlanView
+from corral.cli.common.output import abbreviate, relative_time
+from corral.cli.operations.text import short_digest
+from corral.contract.admin import BackendMatrix, BackendVerified, MatrixCell, MatrixNode, MatrixRow
 from corral.contract.messages.backends import UpgradeInfo
-from corral.kit.humanize import format_bytes
 
 if TYPE_CHECKING:
     from corral.client.resources.backends import AvailableBackend
@@ -21,7 +21,6 @@ NODE_COLUMNS = ("BACKEND", "VERSION", "VARIANT", "DIGEST", "INSTALLED", "NEWER",
 SHOW_COLUMNS = ("NODE", "STATUS", "VERSION", "VARIANT", "DIGEST", "INSTALLED", "NOTE")
 UPGRADE_COLUMNS = ("BACKEND", "INSTALLED", "AVAILABLE", "DIFFERS ON")
 VERIFY_COLUMNS = ("NODE", "BACKEND", "STATE", "DAMAGED", "FILES")
-PLAN_COLUMNS = ("NODE", "ACTION", "VARIANT", "VERSION", "FETCH", "DISK AFTER", "PROCESSES", "NOTE")
 MAX_FILES = 3  # damaged files named in a table
 MAX_DESCRIPTION = 70  # characters in a table
 _IN_PROGRESS = {"install": "installing", "upgrade": "upgrading", "delete": "deleting", "rollback": "rolling back"}
@@ -106,11 +105,6 @@ def version_of(cell: MatrixCell) -> str:
     return cell.version or short_digest(cell.digest) or "?"
 
 
-def short_digest(digest: str) -> str:
-    kind, _, digits = digest.partition(":")
-    return f"{kind}:{digits[:12]}" if digits else digest[:12]
-
-
 def node_row(row: MatrixRow, cell: MatrixCell, now: datetime | None = None) -> tuple[str, ...]:
     """One backend of one node."""
     name, *_, note = cell_words(cell, now)
@@ -190,37 +184,3 @@ def upgrade_rows(upgrades: Mapping[str, UpgradeInfo]) -> list[tuple[str, ...]]:
         )
         for name, info in sorted(upgrades.items())
     ]
-
-
-def plan_row(node: PlanNode, kind: str) -> tuple[str, ...]:
-    nothing = node.action in ("nothing", "skip", "delete")
-    return (
-        node.node_name,
-        plan_action(node, kind),
-        node.variant,
-        _change(node),
-        "" if nothing else "?" if node.fetch_bytes is None else format_bytes(node.fetch_bytes),
-        "" if nothing or node.disk_after_bytes is None else f"{format_bytes(node.disk_after_bytes)} free",
-        node.processes,
-        node.reason,
-    )
-
-
-def _change(node: PlanNode) -> str:
-    """`1.0 → 1.1`; digests where there are no versions."""
-    before = node.installed_version or short_digest(node.installed_digest)
-    after = node.version or short_digest(node.digest)
-    if node.action in ("nothing", "delete", "skip") or not before or before == after:
-        return after if node.action not in ("delete", "skip") else before
-    return f"{before} → {after}" if after else before
-
-
-def plan_title(plan: PlanView) -> str:
-    counts = Counter(plan_action(node, plan.kind) for node in plan.nodes)
-    words = ", ".join(f"{action} on {count}" for action, count in counts.items())
-    return printable(f"Plan for {plan.kind} {plan.backend}: {words or 'nothing, no node matches'}")
-
-
-def plan_action(node: PlanNode, kind: str) -> str:
-    """The action of a node. A rollback is planned as an upgrade to the earlier version."""
-    return "roll back" if kind == "rollback" and node.action == "upgrade" else node.action

@@ -1,8 +1,9 @@
-"""Operations as text: rows, details, results, next steps; and their exit code. Pure; `commands.py` and `watch.py` print
-it."""
+"""Operations as text: plans, rows, details, results, next steps; and their exit code. Pure; `commands.py` and
+`watch.py` print it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
@@ -15,13 +16,14 @@ from corral.cli.common.output import (
     printable,
     relative_time,
 )
-from corral.contract.admin import OperationNodeView, OperationRecord, OperationView
+from corral.contract.admin import OperationNodeView, OperationRecord, OperationView, PlanNode, PlanView
 from corral.contract.messages.backends import TO_FIX
 from corral.kit.humanize import format_bytes
 
 COLUMNS = ("ID", "KIND", "NAME", "WHERE", "STATE", "DONE", "NODES", "STARTED", "NOTE")
 NODE_COLUMNS = ("NODE", "STATUS", "DONE", "VARIANT", "VERSION", "BYTES", "NOTE")
 HISTORY_COLUMNS = ("ID", "KIND", "NAME", "OUTCOME", "STARTED", "FINISHED", "NOTE")
+PLAN_COLUMNS = ("NODE", "ACTION", "VARIANT", "VERSION", "FETCH", "DISK AFTER", "PROCESSES", "NOTE")
 _SHORT_ID = 8
 _DONE_WORDS = {
     "install": "installed",
@@ -265,3 +267,42 @@ def _by_reason(title: str, rows: Sequence[OperationNodeView], now: datetime | No
         if own[0].status == "error":
             reason = note(min(own, key=lambda each: each.next_retry_at or "~"), now)
         yield f"{title} {abbreviate([each.node_name for each in own])}" + (f": {reason}" if reason else "")
+
+
+def plan_row(node: PlanNode, kind: str) -> tuple[str, ...]:
+    nothing = node.action in ("nothing", "skip", "delete")
+    return (
+        node.node_name,
+        plan_action(node, kind),
+        node.variant,
+        _change(node),
+        "" if nothing else "?" if node.fetch_bytes is None else format_bytes(node.fetch_bytes),
+        "" if nothing or node.disk_after_bytes is None else f"{format_bytes(node.disk_after_bytes)} free",
+        node.processes,
+        node.reason,
+    )
+
+
+def _change(node: PlanNode) -> str:
+    """`1.0 → 1.1`; digests where there are no versions."""
+    before = node.installed_version or short_digest(node.installed_digest)
+    after = node.version or short_digest(node.digest)
+    if node.action in ("nothing", "delete", "skip") or not before or before == after:
+        return after if node.action not in ("delete", "skip") else before
+    return f"{before} → {after}" if after else before
+
+
+def plan_title(plan: PlanView) -> str:
+    counts = Counter(plan_action(node, plan.kind) for node in plan.nodes)
+    words = ", ".join(f"{action} on {count}" for action, count in counts.items())
+    return printable(f"Plan for {plan.kind} {plan.backend}: {words or 'nothing, no node matches'}")
+
+
+def plan_action(node: PlanNode, kind: str) -> str:
+    """The action of a node. A rollback is planned as an upgrade to the earlier version."""
+    return "roll back" if kind == "rollback" and node.action == "upgrade" else node.action
+
+
+def short_digest(digest: str) -> str:
+    kind, _, digits = digest.partition(":")
+    return f"{kind}:{digits[:12]}" if digits else digest[:12]

@@ -21,7 +21,8 @@ from corral.contract.admin import (
 )
 from corral.contract.messages.backends import UpgradeInfo
 from corral.controller.api.auth import admins, viewers
-from corral.controller.api.backend_requests import (
+from corral.controller.api.errors import plain as refuse
+from corral.controller.api.operations import (
     AnyRequest,
     Force,
     JobId,
@@ -34,7 +35,6 @@ from corral.controller.api.backend_requests import (
     not_done_yet,
     read_operation_request,
 )
-from corral.controller.api.errors import plain as refuse
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.upgrades import UpgradeCheck
 from corral.controller.operations.available import Busy, Query, available_entries, page_of

@@ -9,7 +9,8 @@ from litestar import Controller, Response, get, post
 
 from corral.contract.admin import BackendBody, BackendVerified, JobAccepted, PlanView
 from corral.controller.api.auth import admins, viewers
-from corral.controller.api.backend_requests import (
+from corral.controller.api.errors import answer
+from corral.controller.api.operations import (
     AnyRequest,
     Plan,
     accept,
@@ -17,7 +18,6 @@ from corral.controller.api.backend_requests import (
     not_done_yet,
     read_operation_request,
 )
-from corral.controller.api.errors import answer
 from corral.controller.inventory.verify import BackendVerifier
 from corral.controller.operations.backend_views import BackendViews
 from corral.controller.operations.requests import OperationKind

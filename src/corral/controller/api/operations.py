@@ -1,18 +1,22 @@
-"""`/api/operations/…`: what was asked of backends, how far it is on each node, and the levers
-(docs/reference/wire/operations.md#routes).
+"""`/api/operations/…`: operations on backends, their progress on each node, cancel and retry
+(docs/reference/wire/operations.md#routes). All controllers give the same responses: requests are stored in the
+database, and every controller receives the progress events.
 
-The same from every controller: what is said here is in the database, and progress is heard by all.
+The functions above the routes turn the body of a request into an operation, for all routes of backends.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from litestar import Controller, Response, delete, get, post
+import msgspec
+from litestar import Controller, Request, Response, delete, get, post
 from litestar.params import Parameter
 from litestar.response import Stream
 
 from corral.contract.admin import (
+    BackendBody,
+    BackendJob,
     JobAccepted,
     OperationBody,
     OperationHistory,
@@ -23,12 +27,122 @@ from corral.contract.admin import (
 )
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import admins, principal_of, viewers
-from corral.controller.api.backend_requests import AnyRequest, JobId, Node, Plan, answer_job, read_operation_request
 from corral.controller.api.events import operation_frames, stream_of
-from corral.controller.operations.requests import OperationKind
+from corral.controller.operations.requests import OperationKind, OperationRequest, parse_request
 from corral.controller.operations.service import Operations
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.kit.errors import Invalid
+from corral.store.records import BackendRequest
+
+AnyRequest = Request[Any, Any, Any]
+Plan = Annotated[bool, Parameter(description="Return the plan per node; change nothing")]
+Force = Annotated[bool, Parameter(description="Reinstall; for a delete: delete although a model uses it")]
+Node = Annotated[str, Parameter(max_length=255, description="Only this node, by id or name")]
+Selector = Annotated[str, Parameter(description="Only nodes with these labels: `tier=fast,!old`")]
+JobId = Annotated[str, Parameter(max_length=100, description="Id of the operation")]
+MaxParallel = Annotated[str, Parameter(description="Number of nodes that switch at the same time: `25%`, `3`")]
+
+_NODE_MAX = 255
+_SELECTOR_MAX = 512
+_DOING = {
+    OperationKind.INSTALL: "installation",
+    OperationKind.UPGRADE: "upgrade",
+    OperationKind.DELETE: "deletion",
+    OperationKind.ROLLBACK: "rollback",
+}
+
+
+async def read_operation_request(
+    request: AnyRequest, operations: Operations, kind: OperationKind, body: BackendBody
+) -> OperationRequest:
+    """Raises Invalid for a request that makes no sense, NotFound for an unknown node."""
+    # Without a backend or a uri there is no reason to look up the node.
+    if not (body.backend or body.id or body.uri):
+        raise Invalid("name a backend, or give a uri")
+    _check_text("node", body.node, _NODE_MAX)
+    _check_text("selector", body.selector, _SELECTOR_MAX)
+    scope = await operations.scope(node=body.node, selector=body.selector)
+    by = principal_of(request).name
+    return parse_request(
+        kind, backend_request_of(kind, body), scope=scope, force=body.force, max_parallel=body.max_parallel, by=by
+    )
+
+
+def backend_request_of(kind: OperationKind, body: BackendBody) -> BackendRequest:
+    """With a uri `name` is the name of the backend; without one the backend has its name in the gallery."""
+    backend = body.backend or body.id
+    if not body.uri:
+        if body.name or body.alias:
+            raise Invalid("name and alias go with a uri: what comes from a gallery has its own")
+        return BackendRequest(backend, galleries=galleries_of(body.backend_galleries))
+    if kind is not OperationKind.INSTALL:
+        raise Invalid("a uri is for installing; say which backend by its name")
+    return BackendRequest(backend=body.name or backend, uri=body.uri, alias=body.alias)
+
+
+def galleries_of(given: object) -> str:
+    """An array of galleries as JSON text (the wire format); any other value is ignored."""
+    try:
+        read = msgspec.json.decode(given) if isinstance(given, str) and given else given
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    if not isinstance(read, list) or not all(isinstance(each, dict) and each.get("url") for each in read):
+        return ""
+    return msgspec.json.encode(read).decode() if read else ""
+
+
+async def answer_job(
+    operations: Operations, operation_request: OperationRequest, *, plan: bool, status: int
+) -> Response[JobAccepted | PlanView]:
+    """`{jobID, statusUrl, message}`: the format of the page and of the nodes' routes."""
+    if plan:
+        return Response(await operations.plan(operation_request), status_code=200)
+    return Response(await accept(operations, operation_request), status_code=status)
+
+
+async def accept(operations: Operations, operation_request: OperationRequest) -> JobAccepted:
+    accepted = await operations.accept(operation_request)
+    name = operation_request.backend_request.backend or operation_request.backend_request.uri
+    status_url = f"/api/backends/job/{accepted.operation_id}"
+    if accepted.unchanged:
+        return JobAccepted(accepted.operation_id, accepted.unchanged, status_url, unchanged=True)
+    words = (
+        f"{_DOING[operation_request.kind]} of {name} is already under way"
+        if accepted.joined
+        else (f"{_DOING[operation_request.kind]} of {name} started")
+    )
+    return JobAccepted(accepted.operation_id, words, status_url, accepted.joined)
+
+
+def not_done_yet(job: JobAccepted, view: OperationView, words: str) -> Response[JobAccepted]:
+    """202 for a client that waited for the end, with the state of each node."""
+    unfinished = msgspec.structs.replace(job, message=f"accepted, not done yet: {words}", nodes=view.nodes)
+    return Response(unfinished, status_code=202)
+
+
+async def answer_backend_job(
+    request: AnyRequest, operations: Operations, operation_request: OperationRequest, *, plan: bool
+) -> Response[BackendJob | PlanView]:
+    """`{id, status_url}`: the format under `/backends/`."""
+    if plan:
+        return Response(await operations.plan(operation_request), status_code=200)
+    accepted = await operations.accept(operation_request)
+    return Response(BackendJob(accepted.operation_id, _here(request, f"/backends/jobs/{accepted.operation_id}")))
+
+
+def _check_text(field: str, text: str, most: int) -> None:
+    if len(text) > most:
+        raise Invalid(f"{field} is longer than {most} characters")
+    if any(ord(letter) < 0x20 or ord(letter) == 0x7F for letter in text):
+        raise Invalid(f"{field} must not hold control characters")
+
+
+def _here(request: AnyRequest, path: str) -> str:
+    """An absolute URL, with the host by which the client reached us."""
+    scheme = request.headers.get("x-forwarded-proto", request.url.scheme)
+    host = request.headers.get("x-forwarded-host") or request.headers.get("host") or ""
+    return f"{scheme}://{host}{path}" if host else path
+
 
 All = Annotated[bool, Parameter(description="Include ended and dismissed operations, newest first")]
 Limit = Annotated[int, Parameter(ge=1, le=1000, description="Maximum number of entries")]

@@ -23,8 +23,7 @@ from corral.controller.backends.plan import Step
 from corral.controller.backends.targets import TargetResolver
 from corral.controller.backends.world import World, read_world
 from corral.controller.inventory.collector import complete_inventories
-from corral.controller.orders.backend_calls import BackendCalls
-from corral.controller.orders.dispatch import CallLimits, Dispatch
+from corral.controller.orders.backend_calls import BackendCalls, CallLimits, Dispatch
 from corral.controller.orders.observations import InventoryRead, Observation
 from corral.controller.orders.order import BackendOrder
 from corral.controller.registry.changes import NodeChanges

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from corral.bus.api import Bus, Tokens
+from corral.bus.api import Bus, Tokens, retry_unreachable
 from corral.contract.messages.backends import (
     INSTALL_BACKEND,
     INSTALL_PROGRESS,
@@ -27,7 +27,6 @@ from corral.contract.messages.models import (
     StopModel,
 )
 from corral.controller.localai.processes import port_of, process_key
-from corral.controller.orders.calls import retry_unreachable
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, OutcomeUnknown, Unreachable
 from corral.kit.log import get_log

@@ -17,10 +17,17 @@ from corral.controller.backends.plan import NoBuild
 from corral.controller.backends.targets import add_target
 from corral.controller.backends.world import TargetKey
 from corral.controller.operations.preview import NOTHING, SAME_BUILD, changes_nothing, preview, unchanged_words
-from corral.controller.operations.requests import OperationKind, OperationRequest
-from corral.controller.operations.resolve import Builds, Candidate, RequestResolver, ResolvedRequest, read_candidates
+from corral.controller.operations.progress import finish_or_reopen, new_row
+from corral.controller.operations.requests import (
+    Builds,
+    Candidate,
+    OperationKind,
+    OperationRequest,
+    RequestResolver,
+    ResolvedRequest,
+    read_candidates,
+)
 from corral.controller.operations.state import settle
-from corral.controller.operations.step_records import finish_or_reopen, new_row
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction

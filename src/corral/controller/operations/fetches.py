@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from corral.blobs.errors import is_final
 from corral.contract.messages.backends import Phase
+from corral.controller.operations.progress import finish_or_reopen, new_row
 from corral.controller.operations.state import settle
-from corral.controller.operations.step_records import finish_or_reopen, new_row
 from corral.controller.operations.views import FETCH
 from corral.kit.errors import CorralError, Denied
 from corral.store.engine.transactions import Transaction

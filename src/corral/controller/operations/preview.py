@@ -11,8 +11,7 @@ from corral.controller.backends.plan import NoBuild
 from corral.controller.backends.replacement import fits_beside, processes_of, start_took_s
 from corral.controller.backends.rules import Wanted
 from corral.controller.inventory.installed import Installed
-from corral.controller.operations.requests import OperationKind
-from corral.controller.operations.resolve import Candidate, ResolvedRequest
+from corral.controller.operations.requests import Candidate, OperationKind, ResolvedRequest
 from corral.store.records import OperationNode, ScopeKind, TargetBuild, Want
 
 SAME_BUILD = "it has this build already"

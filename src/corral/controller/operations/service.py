@@ -12,14 +12,14 @@ import msgspec
 from msgspec.structs import replace
 
 from corral.contract.admin import OperationHistory, OperationView
+from corral.contract.labels import parse_selector
 from corral.controller.backends.world import PAUSED
 from corral.controller.operations.accept import AcceptedOperation, OperationAcceptor
 from corral.controller.operations.fetches import KIND as FETCH
 from corral.controller.operations.fetches import open_fetch
-from corral.controller.operations.progress import ProgressCollector
-from corral.controller.operations.requests import OperationKind, OperationRequest, find_scope
+from corral.controller.operations.progress import ProgressCollector, finish_or_reopen
+from corral.controller.operations.requests import OperationKind, OperationRequest
 from corral.controller.operations.state import error_text, settle
-from corral.controller.operations.step_records import finish_or_reopen
 from corral.controller.operations.views import operation_view, record_view
 from corral.controller.operations.withdrawal import describe_restored_rules
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
@@ -34,6 +34,7 @@ from corral.store.tables import (
     backend_rules,
     backend_targets,
     models,
+    nodes,
     operation_nodes,
     operations,
     revisions,
@@ -62,7 +63,7 @@ class Operations:
 
     async def scope(self, *, node: str = "", selector: str = "") -> Scope:
         async with self._store.read() as tx:
-            return await find_scope(tx, node=node, selector=selector)
+            return await _find_scope(tx, node=node, selector=selector)
 
     async def list_views(
         self, *, everything: bool = False, limit: int = _SHOWN, after: str = "", rows: bool = True
@@ -249,6 +250,29 @@ class Operations:
     def _notify(self, operation_id: str) -> None:
         self._feed.notify("rules", operation_id)
         self._feed.notify("operations", operation_id)
+
+
+async def _find_scope(tx: Transaction, *, node: str = "", selector: str = "") -> Scope:
+    """One node by id or name, nodes by label, or every node."""
+    if node and selector:
+        raise Invalid("give a node or a selector, not both")
+    if selector:
+        try:
+            terms = parse_selector(selector).terms
+        except ValueError as error:
+            raise Invalid(str(error)) from error
+        if not terms:  # an empty shell variable, perhaps: a request for a few nodes must not reach all
+            raise Invalid(f"the selector {selector!r} names no label; leave it out to select every node")
+        return Scope(ScopeKind.SELECTOR, selector)
+    if not node:
+        return Scope(ScopeKind.ALL)
+    found = await nodes.find(tx, node) or await nodes.find_by_name(tx, node)
+    if found is None:
+        names = [outline.name for outline in await nodes.list_outlines(tx)]
+        raise NotFound(f"there is no node {node!r}{did_you_mean(node, names)}")
+    if found.node_type not in ("", "backend"):
+        raise Invalid(f"{found.name} is of type {found.node_type}: it takes no backends")
+    return Scope(ScopeKind.NODE, found.id)
 
 
 def _request_again(operation: Operation, by: str) -> OperationRequest:

@@ -1,7 +1,7 @@
 """How the rows of an operation change, and the state of the operation that follows from its rows. Pure
 (docs/explanation/design.md#operations).
 
-A row changes with the steps of the plan and with progress events; `step_records.py` stores it.
+A row changes with the steps of the plan and with progress events; `progress.py` stores it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the controller observes of an order that it sent to a worker. Records only.
+"""What the controller observes of an order that it sent to a worker: a record, also of a call that failed.
 
-`backend_calls` and `replica_calls` make them from replies, `dispatch` and the reconcilers from result events. The
+`backend_calls` and `replica_calls` make them from replies and result events, the reconcilers from result events. The
 reconcilers apply them to their rows, all that arrived together in one transaction; an observation about an order that
 is no longer the last one of its row changes nothing.
 """
@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corral.contract.messages.backends import BackendResult, NodeBackend
+from corral.contract.messages.backends import BackendResult, NodeBackend, Phase
 from corral.controller.orders.order import OrderId
+from corral.kit.errors import CorralError, Failed, Invalid, OutcomeUnknown, Unreachable
+from corral.kit.log import get_log
+
+log = get_log(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,3 +96,22 @@ class InventoryRead:
     node_id: str
     backends: tuple[NodeBackend, ...]
     seq: int = 0
+
+
+def observe_error(order: OrderId, error: CorralError) -> ReplicaObservation:
+    """Translate the error of the call that carried the order (docs/reference/wire/subjects.md#call-errors)."""
+    match error:
+        case Unreachable():
+            return WorkerUnreachable(order)
+        case OutcomeUnknown():
+            return OrderUnconfirmed(order)
+        case Failed() | Invalid():  # the worker could not read the order, or the controller not the reply
+            return refused(order, error.message, permanent=isinstance(error, Invalid))
+        case _:
+            log.warning("order not sent", node_id=order.node_id, operation=order.operation, error=error.message)
+            return OrderNotSent(order, error.message)
+
+
+def refused(order: OrderId, reason: str, *, permanent: bool = False) -> OrderEnded:
+    """The worker did not begin with the order, so it has switched nothing."""
+    return OrderEnded(order, success=False, error=reason, permanent=permanent, phase=Phase.RESOLVING)

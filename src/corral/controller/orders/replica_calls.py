@@ -8,11 +8,10 @@ from typing import Protocol
 
 import msgspec
 
-from corral.bus.api import Bus
+from corral.bus.api import Bus, retry_unreachable
 from corral.contract.codec import encode
 from corral.contract.messages.replicas import START_REPLICA, STOP_REPLICA, ReplicaReply, StartReplica, StopReplica
-from corral.controller.orders.calls import observe_error, retry_unreachable
-from corral.controller.orders.observations import OrderAccepted, OrderEnded, ReplicaObservation
+from corral.controller.orders.observations import OrderAccepted, OrderEnded, ReplicaObservation, observe_error
 from corral.controller.orders.order import OrderId
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError

@@ -13,13 +13,10 @@ from corral.controller.inventory.collector import InventoryCollector
 from corral.controller.inventory.verify import BackendVerifier
 from corral.controller.operations.accept import AcceptedOperation, OperationAcceptor
 from corral.controller.operations.backend_views import BackendViews
-from corral.controller.operations.progress import ProgressCollector
-from corral.controller.operations.requests import OperationKind, parse_request
-from corral.controller.operations.resolve import RequestResolver
+from corral.controller.operations.progress import ProgressCollector, record_steps
+from corral.controller.operations.requests import OperationKind, RequestResolver, parse_request
 from corral.controller.operations.service import Operations
-from corral.controller.operations.step_records import record_steps
-from corral.controller.orders.backend_calls import BackendCalls, CallTimeouts
-from corral.controller.orders.dispatch import CallLimits
+from corral.controller.orders.backend_calls import BackendCalls, CallLimits, CallTimeouts
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership

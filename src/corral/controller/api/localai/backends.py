@@ -10,7 +10,7 @@ from litestar import Controller, Response, get, post
 from corral.contract.admin import BackendBody, BackendJob, PlanView
 from corral.contract.messages.backends import UpgradeInfo
 from corral.controller.api.auth import admins, viewers
-from corral.controller.api.backend_requests import (
+from corral.controller.api.operations import (
     AnyRequest,
     Force,
     JobId,
