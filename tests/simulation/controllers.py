@@ -17,7 +17,7 @@ from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.orders.backend_calls import CallTimeouts
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
-from corral.controller.replicas.file_provisioner import FileSource
+from corral.controller.replicas.provisioners import FileSource
 from corral.controller.replicas.reconcile import ReplicaOptions
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership

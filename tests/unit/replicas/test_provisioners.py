@@ -12,10 +12,7 @@ from corral.contract.messages.replicas import NodeLoad, ReplicaFile
 from corral.contract.models import Definition, read_definition
 from corral.controller.inventory.activity import KEPT_S, ActivityTracker
 from corral.controller.operations.accept import AcceptedOperation
-from corral.controller.replicas.backend_provisioner import BackendProvisioner
-from corral.controller.replicas.file_provisioner import FileProvisioner
-from corral.controller.replicas.memory_estimator import MemoryEstimator
-from corral.controller.replicas.retry import MAX_ATTEMPTS
+from corral.controller.replicas.provisioners import MAX_ATTEMPTS, BackendProvisioner, FileProvisioner, MemoryEstimator
 from corral.kit.errors import Conflict, CorralError, Failed, Invalid, NotFound, OutcomeUnknown, Unavailable
 from tests.support.manual_clock import ManualClock
 

@@ -1,5 +1,5 @@
 """The size of a model as users see it: of its fetched files, otherwise as on disk or as declared. Placement decides by
-`replicas/memory_estimator.py`."""
+`replicas/provisioners.py`."""
 
 from __future__ import annotations
 

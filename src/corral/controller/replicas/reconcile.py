@@ -29,14 +29,12 @@ from corral.controller.backends.rules import Wanted
 from corral.controller.inventory.activity import FRESH_S
 from corral.controller.orders.observations import OrderEnded, ReplicaObservation
 from corral.controller.orders.order import OrderId
-from corral.controller.replicas.backend_provisioner import BackendProvisioner
-from corral.controller.replicas.file_provisioner import FileProvisioner
 from corral.controller.replicas.lifecycle import LifecycleTimes, Prerequisites
 from corral.controller.replicas.load_jobs import Cooldown, TransferProgress
-from corral.controller.replicas.order_sender import OrderSender
 from corral.controller.replicas.plan import plan_replicas
+from corral.controller.replicas.plan_execution import OrderSender, PlanWriter
 from corral.controller.replicas.plan_input import FileStatus, Key, PlanInput, PlanResult
-from corral.controller.replicas.plan_writer import PlanWriter
+from corral.controller.replicas.provisioners import BackendProvisioner, FileProvisioner
 from corral.controller.replicas.snapshot import (
     FleetSnapshot,
     SnapshotReader,

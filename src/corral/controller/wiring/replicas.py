@@ -15,15 +15,13 @@ from corral.controller.operations.accept import OperationAcceptor
 from corral.controller.orders.observations import ReplicaObservation
 from corral.controller.orders.replica_calls import KeepList, ReplicaCalls, ReplicaOrders
 from corral.controller.registry.changes import NodeChanges
-from corral.controller.replicas.backend_provisioner import BackendProvisioner
 from corral.controller.replicas.builds import Builds
-from corral.controller.replicas.file_provisioner import FileProvisioner, FileSource
 from corral.controller.replicas.lifecycle import LifecycleTimes
 from corral.controller.replicas.listing import ReplicaListing
 from corral.controller.replicas.load_jobs import Cooldown
 from corral.controller.replicas.loads import LoadService, ModelLookup
-from corral.controller.replicas.memory_estimator import MemoryEstimator
-from corral.controller.replicas.order_sender import OrderSender
+from corral.controller.replicas.plan_execution import OrderSender
+from corral.controller.replicas.provisioners import BackendProvisioner, FileProvisioner, FileSource, MemoryEstimator
 from corral.controller.replicas.reconcile import ReplicaOptions, ReplicaReconciler, no_pressure
 from corral.controller.replicas.snapshot import SnapshotReader
 from corral.controller.replicas.why import PlacementExplainer

@@ -16,8 +16,7 @@ from pathlib import Path
 from corral.kit.errors import Failed
 from corral.worker.supervisor.folders import give_up, locked_if_ended, ready_at
 from corral.worker.supervisor.identity import Identity, kill_leftovers, mismatch_reason
-from corral.worker.supervisor.link import ShimLink
-from corral.worker.supervisor.process import Exit
+from corral.worker.supervisor.process import Exit, ShimLink
 from corral.worker.supervisor.spec import Record
 
 _LOOK_S = 0.02

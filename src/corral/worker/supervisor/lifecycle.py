@@ -23,10 +23,9 @@ from corral.kit.tasks import run_until
 from corral.worker.settings.processes import ProcessSettings
 from corral.worker.supervisor import folders
 from corral.worker.supervisor.launch import is_port_free, plan_run
-from corral.worker.supervisor.link import ShimLink, spawn_shim
 from corral.worker.supervisor.logs import LogBook
 from corral.worker.supervisor.ports import PortAllocator
-from corral.worker.supervisor.process import BackendProcess
+from corral.worker.supervisor.process import BackendProcess, ShimLink, spawn_shim
 from corral.worker.supervisor.readiness import StartFailed, load, start_failed, wait_until_ready
 from corral.worker.supervisor.spec import ProcessSpec, Record
 from corral.worker.supervisor.states import GiveUp, ProcessEvent, RestartIn, decide_restart
