@@ -54,6 +54,12 @@ def openai_error(
     return Response(status, encode({"error": error}), (JSON, *headers))
 
 
+def _try_later(message: str, code: str, retry_after_s: float) -> Response:
+    """503 for a request that may succeed a moment later."""
+    headers = (retry_after(retry_after_s),)
+    return openai_error(503, f"{message} Try again shortly.", kind=SERVER, code=code, headers=headers)
+
+
 def corral_error(status: int, message: str, kind: str, headers: Headers = ()) -> Response:
     """The envelope of the controller's own API, for the routes that are relayed to it."""
     return Response(status, encode({"error": {"code": status, "message": message, "type": kind}}), (JSON, *headers))
@@ -149,12 +155,8 @@ def too_large(limit_bytes: int) -> Response:
 
 
 def not_ready(retry_after_s: float) -> Response:
-    return openai_error(
-        503,
-        "The gateway has not reached the controller yet, so it cannot check any key. Try again shortly.",
-        kind=SERVER,
-        code="not_ready",
-        headers=(retry_after(retry_after_s),),
+    return _try_later(
+        "The gateway has not reached the controller yet, so it cannot check any key.", "not_ready", retry_after_s
     )
 
 
@@ -201,43 +203,27 @@ def load_failed(model: str, status: LoadStatus, *, failed_before: bool) -> Respo
 
 
 def all_busy(model: str, retry_after_s: float) -> Response:
-    return openai_error(
-        503,
-        f"All replicas of `{model}` were busy until the request's wait time ended. Try again shortly.",
-        kind=SERVER,
-        code="model_busy",
-        headers=(retry_after(retry_after_s),),
+    return _try_later(
+        f"All replicas of `{model}` were busy until the request's wait time ended.", "model_busy", retry_after_s
     )
 
 
 def unreachable(model: str, retry_after_s: float) -> Response:
-    return openai_error(
-        503,
-        f"No replica of `{model}` could be reached until the request's wait time ended. Try again shortly.",
-        kind=SERVER,
-        code="upstream_failed",
-        headers=(retry_after(retry_after_s),),
+    return _try_later(
+        f"No replica of `{model}` could be reached until the request's wait time ended.",
+        "upstream_failed",
+        retry_after_s,
     )
 
 
 def queue_full(model: str, limit: int, retry_after_s: float) -> Response:
-    return openai_error(
-        503,
-        f"The queue for `{model}` is full: {limit} requests wait already. Try again shortly.",
-        kind=SERVER,
-        code="queue_full",
-        headers=(retry_after(retry_after_s),),
-    )
+    return _try_later(f"The queue for `{model}` is full: {limit} requests wait already.", "queue_full", retry_after_s)
 
 
 def at_limit(model: str, limit: int, retry_after_s: float) -> Response:
     """The model's definition limits concurrent requests (`limits`)."""
-    return openai_error(
-        503,
-        f"{limit} requests for `{model}` are in progress, the limit of its definition. Try again shortly.",
-        kind=SERVER,
-        code="model_busy",
-        headers=(retry_after(retry_after_s),),
+    return _try_later(
+        f"{limit} requests for `{model}` are in progress, the limit of its definition.", "model_busy", retry_after_s
     )
 
 
@@ -257,10 +243,4 @@ def rate_limited(kind: str, limit: int, retry_after_s: float) -> Response:
 
 
 def no_space(where: str, retry_after_s: float) -> Response:
-    return openai_error(
-        503,
-        f"The gateway has not enough {where} for this body right now. Try again shortly.",
-        kind=SERVER,
-        code="no_room",
-        headers=(retry_after(retry_after_s),),
-    )
+    return _try_later(f"The gateway has not enough {where} for this body right now.", "no_room", retry_after_s)

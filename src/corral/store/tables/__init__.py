@@ -1,71 +1,19 @@
 """One module per table: its record type, its columns, its statements and the functions that use them.
 
-`all_tables()` is for code that handles the database as a whole: opening, copying, tests."""
+`MODULES` and `all_tables()` are for code that handles the database as a whole: opening, copying, tests."""
 
 from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from sqlalchemy import Table
 
 from corral.store.engine import leases
 from corral.store.engine.schema import metadata
-from corral.store.tables import (
-    api_keys,
-    backend_intents,
-    backend_rules,
-    backend_targets,
-    bus_credentials,
-    cluster_secrets,
-    controllers,
-    join_tokens,
-    load_jobs,
-    model_files,
-    model_schedules,
-    models,
-    node_backends,
-    node_files,
-    node_labels,
-    node_tombstones,
-    nodes,
-    operation_nodes,
-    operations,
-    peer_processes,
-    process_peaks,
-    receipts,
-    replicas,
-    revisions,
-    settings_kv,
-    web_sessions,
-)
 
-MODULES = (
-    api_keys,
-    backend_intents,
-    backend_rules,
-    backend_targets,
-    bus_credentials,
-    cluster_secrets,
-    controllers,
-    join_tokens,
-    leases,
-    load_jobs,
-    model_files,
-    model_schedules,
-    models,
-    node_backends,
-    node_files,
-    node_labels,
-    node_tombstones,
-    nodes,
-    operation_nodes,
-    operations,
-    peer_processes,
-    process_peaks,
-    receipts,
-    replicas,
-    revisions,
-    settings_kv,
-    web_sessions,
-)
+_modules = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
+MODULES = (leases, *(module for module in _modules if hasattr(module, "table")))  # others use the table of another
 
 
 def all_tables() -> list[Table]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import Column, Table, Text, bindparam, select, update
+from sqlalchemy import Column, Table, Text, bindparam, update
 
 from corral.contract.view import KeyLimits
-from corral.kit.errors import NotFound
-from corral.store.engine.schema import columns_of, insert_whole, metadata, record, records
+from corral.store.engine.schema import metadata
+from corral.store.engine.secret_rows import SecretRows
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, Json, now
 
@@ -42,42 +42,10 @@ table = Table(
     Column("last_used_at", Instant),
 )
 
-_INSERT = insert_whole(table)
-_BY_ID = select(table).where(table.c.id == bindparam("id"))
-_BY_HASH = select(table).where(table.c.secret_hash == bindparam("secret_hash"))
-_ALL = select(table).order_by(table.c.created_at, table.c.id)
-_REVOKE = update(table).where(table.c.id == bindparam("key_id"), table.c.revoked_at.is_(None)).values(revoked_at=now())
+_rows = SecretRows(table, ApiKey, "API key")
+insert, get, find, find_by_hash = _rows.insert, _rows.get, _rows.find, _rows.find_by_hash
+list_, revoke = _rows.list_, _rows.revoke
 _NOTE_USE = update(table).where(table.c.id == bindparam("key_id")).values(last_used_at=now())
-
-
-async def insert(tx: Transaction, key: ApiKey) -> None:
-    """Raises `Conflict` when this very secret is there already."""
-    await tx.execute(_INSERT, columns_of(key))
-
-
-async def get(tx: Transaction, key_id: str) -> ApiKey:
-    key = await find(tx, key_id)
-    if key is None:
-        raise NotFound(f"there is no API key {key_id}")
-    return key
-
-
-async def find(tx: Transaction, key_id: str) -> ApiKey | None:
-    return record(ApiKey, await tx.lock_one(_BY_ID, {"id": key_id}))
-
-
-async def find_by_hash(tx: Transaction, secret_hash: str) -> ApiKey | None:
-    return record(ApiKey, await tx.lock_one(_BY_HASH, {"secret_hash": secret_hash}))
-
-
-async def list_(tx: Transaction) -> list[ApiKey]:
-    """All of them, ended ones too, the oldest first."""
-    return records(ApiKey, await tx.fetch_all(_ALL))
-
-
-async def revoke(tx: Transaction, key_id: str) -> bool:
-    """False when it already was, or is unknown."""
-    return (await tx.execute(_REVOKE, {"key_id": key_id})).rowcount == 1
 
 
 async def note_use(tx: Transaction, key_id: str) -> None:

@@ -1,14 +1,14 @@
-"""Join tokens: what a new machine shows. A use is claimed by one conditional update, so the last one goes once."""
+"""Join tokens, with which new machines register. One conditional update claims a use, so the last use is given once."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import BigInteger, Boolean, Column, Table, Text, bindparam, case, select, update
+from sqlalchemy import BigInteger, Boolean, Column, Table, Text, bindparam, case, update
 
-from corral.kit.errors import NotFound
-from corral.store.engine.schema import columns_of, insert_whole, metadata, record, records
+from corral.store.engine.schema import metadata
+from corral.store.engine.secret_rows import SecretRows
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, now
 
@@ -43,10 +43,9 @@ table = Table(
     Column("last_used_at", Instant),
 )
 
-_INSERT = insert_whole(table)
-_BY_ID = select(table).where(table.c.id == bindparam("id"))
-_BY_HASH = select(table).where(table.c.secret_hash == bindparam("secret_hash"))
-_ALL = select(table).order_by(table.c.created_at, table.c.id)
+_rows = SecretRows(table, JoinToken, "join token")
+insert, get, find_by_hash = _rows.insert, _rows.get, _rows.find_by_hash
+list_, revoke = _rows.list_, _rows.revoke
 _CLAIM_USE = (
     update(table)
     .where(
@@ -61,40 +60,8 @@ _CLAIM_USE = (
         last_used_at=now(),
     )
 )
-_REVOKE = (
-    update(table).where(table.c.id == bindparam("token_id"), table.c.revoked_at.is_(None)).values(revoked_at=now())
-)
-
-
-async def insert(tx: Transaction, token: JoinToken) -> None:
-    await tx.execute(_INSERT, columns_of(token))
-
-
-async def get(tx: Transaction, token_id: str) -> JoinToken:
-    token = await find(tx, token_id)
-    if token is None:
-        raise NotFound(f"there is no join token {token_id}")
-    return token
-
-
-async def find(tx: Transaction, token_id: str) -> JoinToken | None:
-    return record(JoinToken, await tx.lock_one(_BY_ID, {"id": token_id}))
-
-
-async def find_by_hash(tx: Transaction, secret_hash: str) -> JoinToken | None:
-    return record(JoinToken, await tx.lock_one(_BY_HASH, {"secret_hash": secret_hash}))
-
-
-async def list_(tx: Transaction) -> list[JoinToken]:
-    """All of them, ended ones too, the oldest first."""
-    return records(JoinToken, await tx.fetch_all(_ALL))
 
 
 async def claim_use(tx: Transaction, token_id: str) -> bool:
     """Spend one use. False when it is used up, expired, revoked or unknown."""
     return (await tx.execute(_CLAIM_USE, {"token_id": token_id})).rowcount == 1
-
-
-async def revoke(tx: Transaction, token_id: str) -> bool:
-    """False when it already was, or is unknown."""
-    return (await tx.execute(_REVOKE, {"token_id": token_id})).rowcount == 1
