@@ -21,6 +21,7 @@ from corral.gateway.receipts.sender import ReceiptSender
 from corral.gateway.routing.load_watcher import LoadWatcher
 from corral.gateway.routing.router import ReplicaRouter, RouterOptions
 from corral.gateway.settings import GatewaySettings
+from corral.gateway.view.controller_link import ControllerLink
 from corral.gateway.view.fleet import Fleet, prepare_fleet
 from corral.gateway.wiring import GatewayState, build_handler
 from corral.kit.clock import SystemClock
@@ -40,8 +41,11 @@ class FixedFleet:
         pass
 
 
-class Nowhere:
-    """A controller that takes receipts and loads nothing."""
+class Nowhere(ControllerLink):
+    """The link to a controller that takes receipts and loads nothing."""
+
+    def __init__(self) -> None:
+        """No session: nothing is sent."""
 
     async def send_receipts(self, batch: bytes) -> None:
         pass

@@ -32,7 +32,7 @@ from corral.gateway.routing.pick import Policy
 from corral.gateway.routing.request import Router
 from corral.gateway.routing.router import ReplicaRouter, RouterOptions
 from corral.gateway.settings import GatewaySettings
-from corral.gateway.view.cache import ViewCache, ViewSource
+from corral.gateway.view.cache import ViewCache
 from corral.gateway.view.controller_link import ControllerLink, ingress_trust, parse_controller
 from corral.gateway.view.fleet import FleetSource
 from corral.gateway.view.hints import HintListener
@@ -64,7 +64,7 @@ class GatewayState:
         self.ejection = new_ejection(Ejection, settings, self.in_flight)
 
 
-def new_view_cache(settings: GatewaySettings, source: ViewSource, metrics: Metrics, clock: Clock) -> ViewCache:
+def new_view_cache(settings: GatewaySettings, source: ControllerLink, metrics: Metrics, clock: Clock) -> ViewCache:
     return ViewCache(
         source,
         metrics.view,

@@ -18,6 +18,7 @@ from corral.gateway.routing.router import ReplicaRouter, RouterOptions
 from corral.gateway.view.fleet import Client, prepare_fleet
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
+from tests.support.scripted_controller_link import ScriptedControllerLink
 from tests.support.waiting import until
 from tests.unit.gateway.requests import a_request
 
@@ -25,7 +26,7 @@ NODE = ViewNode("n", "n", "healthy", "http://n:1", "t")
 CLIENT = Client("k", "inference", True, True, False, float("inf"), None, b"")
 
 
-class ScriptedLoads:
+class ScriptedLoads(ScriptedControllerLink):
     def __init__(self) -> None:
         self.requested = 0
         self.answer = asyncio.Event()

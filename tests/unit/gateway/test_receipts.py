@@ -17,6 +17,7 @@ from corral.gateway.routing.replicas import ReplicaTarget
 from corral.gateway.view.fleet import Client
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Failed
+from tests.support.scripted_controller_link import ScriptedControllerLink
 
 
 def test_receipts_of_the_fast_path_decode_to_receipts() -> None:
@@ -47,7 +48,7 @@ def test_receipts_of_the_fast_path_decode_to_receipts() -> None:
     assert (len(buffer.take()), buffer.dropped) == (2, 1)
 
 
-class LimitedController:
+class LimitedController(ScriptedControllerLink):
     """Accepts no body over a megabyte, like the controller."""
 
     def __init__(self) -> None:

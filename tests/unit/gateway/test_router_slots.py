@@ -21,6 +21,7 @@ from corral.gateway.routing.request import RouteRequest
 from corral.gateway.routing.router import ReplicaRouter, RouterOptions
 from corral.gateway.view.fleet import Client, Fleet, prepare_fleet
 from corral.kit.clock import SystemClock
+from tests.support.scripted_controller_link import ScriptedControllerLink
 from tests.unit.gateway.requests import a_request
 
 NODES = tuple(ViewNode(node, node, "healthy", f"http://{node}:1", "t") for node in ("n1", "n2"))
@@ -28,7 +29,7 @@ MODEL = ViewModel(id="m", revision="r")
 KEYS = ("a", "b")
 
 
-class NeverLoaded:
+class NeverLoaded(ScriptedControllerLink):
     async def request_load(self, model: str) -> LoadStatus | None:
         return LoadStatus(model=model, state="pending")
 

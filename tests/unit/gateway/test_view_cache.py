@@ -9,6 +9,7 @@ from corral.contract.view import FleetView, ViewKey
 from corral.gateway.view.cache import ViewCache, ViewCounts
 from corral.gateway.view.controller_link import ReadView
 from corral.kit.errors import Denied, Unavailable
+from tests.support.scripted_controller_link import ScriptedControllerLink
 
 
 class HandClock:
@@ -32,7 +33,7 @@ class HandClock:
         self.ticks += seconds
 
 
-class Scripted:
+class Scripted(ScriptedControllerLink):
     """A controller with one view; notes what it was asked."""
 
     def __init__(self) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Protocol
 
 from corral.contract.codec import encode
 from corral.gateway.receipts.buffer import ReceiptBuffer
 from corral.gateway.receipts.metrics import RouteCounts
+from corral.gateway.view.controller_link import ControllerLink
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
@@ -18,17 +18,12 @@ log = get_log(__name__)
 _BATCH_BYTES = 512 * 1024  # half of the controller's limit for a body
 
 
-class ReceiptClient(Protocol):
-    async def send_receipts(self, batch: bytes) -> None:
-        """`batch`: a `Receipts`, encoded."""
-
-
 class ReceiptSender:
     def __init__(
         self,
         receipts: ReceiptBuffer,
         counts: RouteCounts,
-        client: ReceiptClient,
+        client: ControllerLink,
         clock: Clock,
         server_now: Callable[[], float],
         waiting: Callable[[], dict[str, int]],

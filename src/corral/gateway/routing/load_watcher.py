@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from corral.contract.loads import LoadState, LoadStatus
+from corral.gateway.view.controller_link import ControllerLink
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
@@ -21,14 +22,6 @@ from corral.kit.log import get_log
 log = get_log(__name__)
 
 _BACKGROUND_INTERVAL_S = 1.0  # between two requests for a load in the background
-
-
-class LoadClient(Protocol):
-    async def request_load(self, model: str) -> LoadStatus | None:
-        """Start a load, or join the current one; None: there is no such model."""
-
-    async def load_status(self, model: str, since: int, wait_s: float) -> LoadStatus | None:
-        """The status when it is newer than `since`, at the latest after `wait_s`; None: there is no load."""
 
 
 class LoadWaiters(Protocol):
@@ -45,7 +38,7 @@ class LoadWaiters(Protocol):
 class LoadWatcher:
     def __init__(
         self,
-        client: LoadClient,
+        client: ControllerLink,
         on_hint: Callable[[], None],
         clock: Clock,
         *,

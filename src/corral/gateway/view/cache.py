@@ -13,10 +13,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from corral.contract.view import FleetView
-from corral.gateway.view.controller_link import ReadView
+from corral.gateway.view.controller_link import ControllerLink, ReadView
 from corral.gateway.view.fleet import Fleet, prepare_fleet
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
@@ -42,14 +41,10 @@ class ViewCounts:
     bus_connected: bool = False
 
 
-class ViewSource(Protocol):
-    async def read_view(self, known_etag: str | None) -> ReadView | None: ...
-
-
 class ViewCache:
     def __init__(
         self,
-        source: ViewSource,
+        source: ControllerLink,
         counts: ViewCounts,
         clock: Clock,
         *,

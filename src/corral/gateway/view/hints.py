@@ -20,16 +20,13 @@ from corral.contract.messages.nodes import BusAccess
 from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
 from corral.contract.view import GatewayBus
 from corral.gateway.view.cache import ViewCounts
+from corral.gateway.view.controller_link import ControllerLink
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Unavailable
 from corral.kit.log import get_log
 
 log = get_log(__name__)
-
-
-class CredentialClient(Protocol):
-    async def bus_credentials(self) -> GatewayBus: ...
 
 
 class NodeLoads(Protocol):
@@ -43,7 +40,7 @@ class NodeLoads(Protocol):
 class _RenewedCredentials:
     """A `CredentialSource` that asks the controller, and detects that the bus has moved."""
 
-    def __init__(self, client: CredentialClient, first: GatewayBus) -> None:
+    def __init__(self, client: ControllerLink, first: GatewayBus) -> None:
         self.moved = asyncio.Event()
         self._client = client
         self._first: GatewayBus | None = first
@@ -60,7 +57,7 @@ class _RenewedCredentials:
 class HintListener:
     def __init__(
         self,
-        client: CredentialClient,
+        client: ControllerLink,
         on_hint: Callable[[], None],
         counts: ViewCounts,
         clock: Clock,
