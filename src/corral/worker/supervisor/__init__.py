@@ -1,1 +1,1 @@
-"""Backend processes of this machine. Read `supervisor.py` first; `shim.py` is what stays when the worker goes."""
+"""Backend processes of this machine. Read `supervisor.py` first; `shim.py` runs on when the worker ends."""

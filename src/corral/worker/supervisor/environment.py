@@ -46,8 +46,8 @@ _OURS = ("CORRAL_", "LOCALAI_", "NATS_")
 
 
 def inherit(environ: Mapping[str, str], also: Iterable[str] = ()) -> dict[str, str]:
-    """What a backend sees of the worker's environment. `also` are names a person allowed by name: those may be secrets
-    (a token for a model hub), but never our own."""
+    """The part of the worker's environment that a backend gets. `also`: names that a person allowed; these may be
+    secrets (a token for a model hub), but never Corral's own."""
     named = set(also)
     return {
         name: value
@@ -65,7 +65,7 @@ def _looks_secret(name: str) -> bool:
 
 
 def visible_devices(devices: Sequence[ReplicaDevice]) -> dict[str, str]:
-    """So that the process sees the accelerators placement gave it and no others."""
+    """Variables that limit the process to the accelerators that placement chose."""
     env: dict[str, str] = {}
     for vendor in {device.vendor for device in devices}:
         mine = [device for device in devices if device.vendor == vendor]
@@ -77,7 +77,7 @@ def _visible(vendor: str, numbers: list[str], uuids: list[str]) -> dict[str, str
     match vendor:
         case "nvidia" if all(uuids):
             return {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
-        case "nvidia":  # the driver counts along the bus; CUDA, unless told, from the fastest down
+        case "nvidia":  # the driver numbers devices by their place on the bus; CUDA by speed, unless this is set
             return {"CUDA_VISIBLE_DEVICES": ",".join(numbers), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         case "amd" if all(uuids):
             return {"ROCR_VISIBLE_DEVICES": ",".join(uuids)}

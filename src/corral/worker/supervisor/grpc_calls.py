@@ -1,8 +1,8 @@
-"""The few calls the worker makes to a `grpc` backend itself: Health, LoadModel, Free
+"""The calls that the worker itself makes to a `grpc` backend: Health, LoadModel, Free
 (docs/reference/wire/grpc.md#starting-a-process).
 
-Each on a channel of its own: one opened before the port listened can stay unusable for a minute. Importing gRPC costs
-as much memory as a quarter of the worker, so only a worker with such a backend loads this module.
+Each call has its own channel: a channel opened before the port listened can stay unusable for a minute.
+Importing gRPC costs as much memory as a quarter of the worker, so only a worker with such a backend loads this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from corral.kit.errors import Failed, Invalid
 
 
 async def ask_health(address: str, token: str, timeout_s: float) -> str | None:
-    """None when it is ready, else why it is not."""
+    """None when the backend is ready, else the reason why it is not."""
     try:
         async with open_stub(address) as backend:
             reply = await backend.Health(pb.HealthMessage(), timeout=timeout_s, metadata=bearer_metadata(token))
@@ -27,11 +27,11 @@ async def ask_health(address: str, token: str, timeout_s: float) -> str | None:
 
 
 class BrokeOff(Failed):
-    """It did not answer: the connection went."""
+    """The connection broke before the backend answered."""
 
 
 async def load_model(address: str, token: str, options: str, timeout_s: float) -> None:
-    """Raises Failed with the backend's own words, BrokeOff where it had none, Invalid for options that are none."""
+    """Raises Failed with the backend's own message, BrokeOff without one, Invalid for options that cannot be parsed."""
     try:
         request = json_format.Parse(options, pb.ModelOptions())
     except json_format.ParseError as error:
@@ -47,7 +47,7 @@ async def load_model(address: str, token: str, options: str, timeout_s: float) -
 
 
 async def free(address: str, token: str, timeout_s: float) -> str | None:
-    """None when memory was released, else why not. A backend that has no Free is told as any other that failed."""
+    """None when the backend freed its memory, else the reason why not. A backend without Free counts as failed."""
     try:
         async with open_stub(address) as backend:
             result = await backend.Free(pb.HealthMessage(), timeout=timeout_s, metadata=bearer_metadata(token))

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 
 class Slot(NamedTuple):
-    """What a process key stands for."""
+    """The parts of a process key."""
 
     name: str
     replica: int
@@ -19,7 +19,7 @@ def process_key(model: str, backend: str, replica: int) -> str:
 
 
 def parse_key(key: str) -> Slot | None:
-    """Split at the last `#`: a model's own name may contain one. None for what is no key."""
+    """Split at the last `#`: a model's own name may contain one. None for a name that is no key."""
     name, hash_sign, digits = key.rpartition("#")
     if not (name and hash_sign and digits.isascii() and digits.isdigit()):
         return None
@@ -38,9 +38,9 @@ P = TypeVar("P", bound=Named)
 
 
 def choose_by_name(processes: Iterable[P], name: str, backends: Collection[str] = ()) -> list[P]:
-    """What `backend.stop` means by a name, which is ambiguous by design: every process of a backend (`backends` are the
-    names one install is known by), the process with exactly this key, and every replica of a model called so. A name
-    with a `#` is a key. Unlike the contract's prefix, `m` does not mean the model `m#1`."""
+    """The processes that a name in `backend.stop` selects. The name is ambiguous by design: every process of a backend
+    (`backends` are the names one install is known by), the process with exactly this key, and every replica of a model
+    with this name. A name with a `#` is a key. Unlike the contract's prefix, `m` does not mean the model `m#1`."""
     known = {name, *backends}
     model = "" if "#" in name else name
     return [

@@ -92,8 +92,8 @@ def _places(spec: ProcessSpec, directory: Path, env: Mapping[str, str]) -> dict[
 
 
 def find_program(word: str, directory: Path, path: str) -> str:
-    """The first word of a command: as the manifest's docstring says, and `python` is the worker's own where the build
-    brings none."""
+    """The program of a command, as the manifest describes it. `python` is the worker's own interpreter where the build
+    has none."""
     candidates = [directory / word] if "/" in word else [directory / "venv" / "bin" / word, directory / word]
     for candidate in candidates:
         if candidate.is_file():
@@ -107,7 +107,7 @@ def find_program(word: str, directory: Path, path: str) -> str:
 
 
 def _check_own_python(backend: str, user: User) -> None:
-    """Raises Failed where the worker's interpreter, or what is installed for it, cannot be reached by this user."""
+    """Raises Failed where this user cannot read the worker's interpreter or its packages."""
     for place in (Path(sys.executable).parent, Path(corral.__file__).parent):
         if (closed := find_closed_folder(place, user)) is not None:
             raise Failed(
@@ -118,7 +118,7 @@ def _check_own_python(backend: str, user: User) -> None:
 
 
 def _executable(program: Path) -> Path:
-    """Archives may lose the bits: a run file nobody can execute is made so, as the contract has it."""
+    """Make a run file executable: archives may lose the mode bits (docs/reference/wire/grpc.md#starting-a-process)."""
     mode = program.stat().st_mode
     if not mode & 0o111 and not program.is_symlink():  # a backend may have written into its folder since
         try:
@@ -129,7 +129,7 @@ def _executable(program: Path) -> Path:
 
 
 def is_port_free(port: int, host: str = LOOPBACK) -> bool:
-    """Whether a process could listen there now. What lingers of old connections does not count."""
+    """Whether a process could listen on the port now. Closed connections in TIME_WAIT do not count."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -30,7 +30,7 @@ from corral.worker.supervisor.tail import LogLine, LogTail
 log = get_log(__name__)
 LAST_LINES = 20
 _SHIM_ENV = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
-_READY = 3  # the descriptor by which a shim tells that it is there
+_READY = 3  # the descriptor by which a shim reports that its socket answers
 _PIECE = 64 * 1024
 
 
@@ -128,7 +128,7 @@ def _short_path(folder: Path) -> Iterator[str]:
 
 async def spawn_shim(folder: Path, *, timeout_s: float) -> int:
     """Start the shim of a folder that holds its `spec.json`; returns its process id when its socket answers. It is our
-    child, so that we reap it, and in a session of its own, so that nothing meant for us reaches it."""
+    child, so that we reap it, and in a session of its own, so that signals for the worker do not reach it."""
     waiting, ready = os.pipe()
     pid = 0
     try:
@@ -138,7 +138,7 @@ async def spawn_shim(folder: Path, *, timeout_s: float) -> int:
         async with asyncio.timeout(timeout_s):
             await _end_of_file(waiting)
     except TimeoutError as error:
-        os.kill(pid, signal.SIGKILL)  # our own child, not buried yet: its number cannot be another's
+        os.kill(pid, signal.SIGKILL)  # our own child, not reaped yet: its id cannot be another process's
         await asyncio.to_thread(os.waitpid, pid, 0)
         raise Failed(f"the shim of {folder.name} said nothing within {timeout_s} s") from error
     finally:

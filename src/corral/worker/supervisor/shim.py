@@ -2,13 +2,14 @@
 
 Backends outlive the worker, and some of them end when their parent changes, so their parent is this small process
 instead. It reads `spec.json` in its folder, starts the command and stays: it writes the output to log files, keeps
-`state.json` (who runs), answers on the unix socket `socket`, and leaves `exit.json` when all is over. Each file appears
-by rename, whole or not at all. A lock on the file `lock` is held for as long as the shim lives: whoever gets it knows
-that nobody is there. The descriptor FD is closed once the socket answers. What a process is for, and whether it should
-be started again, is the worker's business.
+`state.json` (the identity of shim and backend), answers on the unix socket `socket`, and writes `exit.json` when the
+backend has ended. Each file appears by rename, whole or not at all. The shim holds a lock on the file `lock` for its
+whole life: a process that gets the lock knows that the shim has ended. The shim closes the descriptor FD once the
+socket answers. The worker knows the purpose of a process and decides about restarts.
 
-On the socket every line is JSON. It says who it is (`hello`), that there is more in the log (`log`) and how it ended
-(`exit`); end of file without that means that the shim itself was killed. It obeys `stop` with `grace_s`, and `kill`.
+On the socket every line is JSON. The shim sends its identity (`hello`), that the log has grown (`log`) and how the
+backend ended (`exit`); end of file without `exit` means that the shim itself was killed. It obeys `stop` with
+`grace_s`, and `kill`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import socket
 import sys
 import time
 
-TYPE_CHECKING = False  # what `typing` would say, at a tenth of this process's memory
+TYPE_CHECKING = False  # as `typing.TYPE_CHECKING`, without the memory of importing `typing`
 if TYPE_CHECKING:
     from typing import Any
 
@@ -33,7 +34,7 @@ LONGEST_LINE = 16 * 1024
 PIECE = 64 * 1024
 KILL_AGAIN_S = 0.2
 COMPANY_S = 10.0
-GIVE_UP_S = 30.0  # somebody in the kernel holds a killed process: it will go when it is let go
+GIVE_UP_S = 30.0  # a killed process can be stuck in a system call; it ends when the call returns
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -41,11 +42,11 @@ PR_SET_NO_NEW_PRIVS = 38
 LINUX = sys.platform == "linux"
 
 
-# -- who is who: the worker asks these too ---------------------------------------------------------------------------
+# -- identity of processes: the worker uses these too ------------------------------------------------------------------
 
 
 def boot_id() -> str:
-    """Changes when the machine starts: a process id of another boot says nothing."""
+    """Changes when the machine starts: process ids of another boot identify no process."""
     if LINUX:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -54,7 +55,7 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> str:
-    """With the process id it names a process for good; empty where there is none, or only its remains."""
+    """Identifies a process together with its id; empty where the process does not exist or is a zombie."""
     if not LINUX:
         with os.popen(f"ps -o lstart= -p {pid}") as answer:
             return answer.read().strip()
@@ -72,7 +73,7 @@ def start_time(pid: int) -> str:
 def write_whole(name: str, content: object) -> None:
     aside = f".{name}.new"
     with open(aside, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        json.dump(content, file)  # not synced: what a power cut may tear, the next boot does not believe anyway
+        json.dump(content, file)  # not synced: after a power cut the boot id differs, and the file is not used
     os.rename(aside, name)
 
 
@@ -82,7 +83,7 @@ def stamp() -> str:
 
 
 class Log:
-    """Numbered files of `timestamp stream text` lines. When one is full the next is begun and the oldest removed."""
+    """Numbered files of `timestamp stream text` lines. When a file is full, the next begins and the oldest goes."""
 
     def __init__(self, limit: int, keep: int) -> None:
         self.limit, self.keep = limit, keep
@@ -103,7 +104,7 @@ class Log:
             os.unlink(old)
 
     def take(self, stream: str, data: bytes) -> None:
-        """Output as it came. A carriage return ends a line as well: progress bars never write anything else."""
+        """Write output. A carriage return ends a line as well: progress bars write nothing else."""
         *lines, rest = (self.pending[stream] + data).replace(b"\r", b"\n").split(b"\n")
         while len(rest) > LONGEST_LINE:
             lines.append(rest[:LONGEST_LINE])
@@ -155,7 +156,7 @@ class Log:
 
 
 class Child:
-    """The process and whatever it started: its own group in our session, and we are the reaper of its orphans."""
+    """The process and its children: a process group in the session of the shim, which reaps their orphans."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.libc = ctypes.CDLL(None, use_errno=True) if LINUX else None
@@ -205,11 +206,11 @@ class Child:
         os.execve(spec["command"][0], spec["command"], spec["env"])
 
     def signal(self, number: int) -> None:
-        """To the whole group. Safe until `reap`: even the remains of its leader keep its number from being reused."""
+        """Signal the whole group. Safe until `reap`: the zombie of the leader keeps its id from being reused."""
         try:
             os.killpg(self.pid, number)
             if number != signal.SIGKILL:
-                os.killpg(self.pid, signal.SIGCONT)  # a stopped process would not hear it
+                os.killpg(self.pid, signal.SIGCONT)  # a stopped process would not receive it
         except (ProcessLookupError, PermissionError):
             pass
 
@@ -228,7 +229,7 @@ class Child:
         return self.status is not None
 
     def others(self) -> list[int]:
-        """Orphans of the backend that still run; the dead among them are buried here."""
+        """Orphans of the backend that still run. Reaps those that have ended."""
         me = os.getpid()
         try:
             with open(f"/proc/{me}/task/{me}/children") as file:
@@ -252,11 +253,11 @@ class Child:
         return (0, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), 0)
 
 
-# -- whoever listens -------------------------------------------------------------------------------------------------
+# -- connections of workers --------------------------------------------------------------------------------------------
 
 
 class Listener:
-    """One connected worker: usually there is one, two while one hands over to the next."""
+    """One connected worker. Usually there is one, and two while a worker hands over to the next."""
 
     def __init__(self, sock: socket.socket, hello: dict[str, Any]) -> None:
         self.sock = sock
@@ -270,7 +271,7 @@ class Listener:
         self.flush()
 
     def ring(self) -> None:
-        """There is more in the log. Said once until it has got through."""
+        """Report that the log has grown: once, until the message was sent."""
         if not self.outbox:
             self.tell("log", True)
 
@@ -284,7 +285,7 @@ class Listener:
             self.outbox = b""
 
     def orders(self) -> list[Any]:
-        """What it asked for; raises EOFError when it is gone."""
+        """The orders that the worker sent; raises EOFError when the connection is closed."""
         try:
             data = self.sock.recv(PIECE)
         except BlockingIOError:
@@ -309,10 +310,10 @@ class Shim:
         self.server.setblocking(False)
         self.poll = select.poll()
         self.listeners: dict[int, Listener] = {}
-        self.deadline = 0.0  # when what is left is killed; 0: nobody asked for an end
+        self.deadline = 0.0  # when the rest is killed; 0: no stop was ordered
         self.stop_requested = False
         self.signalled: set[int] = set()
-        self.met = False  # nobody has connected yet
+        self.met = False  # no worker has connected yet
         woken, wake = os.pipe()
         for end in (woken, wake):
             os.set_blocking(end, False)
@@ -372,16 +373,16 @@ class Shim:
             self.poll.modify(descriptor, select.POLLIN | (select.POLLOUT if listener.outbox else 0))
 
     def over(self) -> bool:
-        """Whether the backend and all it started are gone. Kills what has outstayed its time."""
+        """Whether the backend and all its children have ended. Kills those whose grace period is over."""
         now = time.monotonic()
         ended = self.child.ended()
         if ended and not self.deadline:
-            self.deadline = now  # it went by itself: what it left behind serves nobody
+            self.deadline = now  # it ended by itself: its children are of no use
         if self.deadline and now >= self.deadline:
             self.child.kill()
             ended = self.child.ended()
         left = self.child.others()
-        if ended and now < self.deadline:  # those who left the group have not has_output yet
+        if ended and now < self.deadline:  # processes that left the group did not get the signal yet
             for pid in set(left) - self.signalled:
                 self.signalled.add(pid)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -408,7 +409,7 @@ class Shim:
         self.log.finish()
 
     def wait_for_company(self) -> None:
-        """A backend may be over before the worker that started it has connected: it shall hear of it all the same."""
+        """A backend may end before the worker that started it has connected: wait, so that the worker gets the exit."""
         waiting = select.poll()
         waiting.register(self.server.fileno(), select.POLLIN)
         while waiting.poll(0 if self.met else COMPANY_S * 1000):
@@ -432,7 +433,7 @@ class Shim:
         try:
             for order in listener.orders():
                 self.obey(order)
-        except (EOFError, ValueError, TypeError, AttributeError):  # gone, or speaking nonsense
+        except (EOFError, ValueError, TypeError, AttributeError):  # closed, or not our protocol
             self.poll.unregister(descriptor)
             del self.listeners[descriptor]
             listener.sock.close()
@@ -449,7 +450,7 @@ class Shim:
                 self.stop(float(self.spec["grace_s"]))
 
     def stop(self, grace_s: float) -> None:
-        """Asked again with less patience, the earlier end counts."""
+        """Of several stops the earliest deadline counts."""
         self.stop_requested = True
         until = time.monotonic() + grace_s
         self.deadline = min(self.deadline, until) if self.deadline else until
@@ -466,7 +467,7 @@ def main() -> None:
     lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if os.path.exists("exit.json"):
-        return  # somebody gave this process up before it began
+        return  # the worker gave this process up before it began
     with open("spec.json") as file:
         spec = json.load(file)
     Shim(spec["run"]).run(ready)

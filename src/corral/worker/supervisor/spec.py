@@ -36,7 +36,7 @@ class ProcessSpec(Message, frozen=True, kw_only=True):
     slots: int = 0  # 0: as the manifest says
     words: dict[str, str] = msgspec.field(default_factory=dict)  # further placeholders, from the model's definition
     devices: tuple[ReplicaDevice, ...] = ()
-    memory_bytes: int = 0  # what placement reserved for it; only told on
+    memory_bytes: int = 0  # reserved by placement; only reported
     env: dict[str, str] = msgspec.field(default_factory=dict)
     # `grpc` only: ModelOptions as JSON (names verbatim). LoadModel is then part of becoming ready, at a restart too.
     load: str = ""
@@ -48,7 +48,7 @@ class ProcessSpec(Message, frozen=True, kw_only=True):
     restart: RestartPolicy = msgspec.field(default_factory=RestartPolicy)
     # For a LocalAI controller, which calls the process itself: every interface, and a token that controller knows.
     listen_host: str = LOOPBACK
-    token: str = ""  # empty: a random one nobody else knows
+    token: str = ""  # empty: a random one
 
     @property
     def key(self) -> str:
@@ -87,7 +87,7 @@ class ShimRun(Message, frozen=True, kw_only=True):
 
 
 class Record(Message, frozen=True, kw_only=True):
-    """`spec.json`. Only its owner can read it: the token of the process is in there."""
+    """`spec.json`. Only its owner can read it: it contains the token of the process."""
 
     run: ShimRun
     process: ProcessSpec

@@ -1,4 +1,4 @@
-"""Reading what a shim writes: numbered log files that grow, turn and are removed while we look."""
+"""Reads the log of a shim: numbered files that grow, rotate and are removed meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LogLine(Message, frozen=True):
 
 
 class LogTail:
-    """`read()` gives what is new since the last time. Reads files: call it off the loop."""
+    """`read()` returns the lines since the last call. Blocking: call it in a thread."""
 
     def __init__(self, folder: Path, *, backlog_bytes: int = BACKLOG_BYTES) -> None:
         self._folder = folder / LOG_FOLDER
@@ -29,7 +29,7 @@ class LogTail:
         self._rest = b""
 
     def read(self) -> list[LogLine]:
-        """At most the last `backlog_bytes`: of a flood only the end is of interest, and the files have the rest."""
+        """At most the last `backlog_bytes`: after much output only the end matters, and the files have the rest."""
         files = self._files()
         if not files:
             return []
@@ -52,7 +52,7 @@ class LogTail:
             return []
 
     def _skip(self, files: list[tuple[int, Path]]) -> None:
-        """Leave out what lies too far back."""
+        """Skip lines that are too old."""
         left = self._backlog_bytes
         for number, path in reversed(files):
             begin = self._offset if number == self._number else 0
@@ -69,7 +69,7 @@ class LogTail:
             with path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read()
-        except FileNotFoundError:  # turned away while we looked
+        except FileNotFoundError:  # rotated meanwhile
             return b""
         self._offset += len(data)
         return data

@@ -17,7 +17,7 @@ _FINEST = 16 * 1024**2
 
 
 def rounded_up(size_bytes: int) -> int:
-    """Rounded up, by a sixteenth at most where it is large: so that what grows a little every day is no news."""
+    """Rounded up, large values by at most a sixteenth: slow growth then causes no new report."""
     if size_bytes <= 0:
         return 0
     step = max(_FINEST, 1 << max(0, size_bytes.bit_length() - 5))
@@ -25,15 +25,15 @@ def rounded_up(size_bytes: int) -> int:
 
 
 def peak_ram_bytes(shim_pid: int) -> int:
-    """The most that the backend and its children have held, each by itself; where the system does not keep that, what
-    they hold now. Weights that are mapped count as far as they were read."""
+    """The sum of the peaks of the backend and its children; where the system has no peak, the present use. Mapped
+    weights count as far as they were read."""
     return sum(map(_most_of, _below(shim_pid)))
 
 
 def device_bytes(
     shim_pid: int, gauge: DeviceGauge, devices: Sequence[ReplicaDevice], alone: Collection[ReplicaDevice]
 ) -> tuple[int, ...]:
-    """What the backend and its children hold on each device."""
+    """The memory of the backend and its children on each device."""
     pids = {process.pid for process in _below(shim_pid)}
     return gauge.held(pids, devices, alone) if pids else ()
 
