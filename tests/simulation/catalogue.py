@@ -9,6 +9,7 @@ from random import Random
 
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition
+from corral.controller.models.service import Models
 from corral.controller.models.views import definition_of
 from corral.kit.errors import Failed, NotFound, Unavailable
 from corral.store.engine.transactions import Store
@@ -38,8 +39,8 @@ class Cellar:
         return ("https://blobs.test",), "token"
 
 
-class Known:
-    """The catalogue, as far as loads need it."""
+class Known(Models):
+    """The catalogue without galleries, as far as loads need it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

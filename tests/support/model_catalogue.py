@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from corral.controller.backends.catalogue import Catalogue
 from corral.controller.files.fetches import Fetches
 from corral.controller.models.galleries import ModelGalleries
-from corral.controller.models.service import BackendNames, Changes, Models
+from corral.controller.models.service import Models
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.gallery.galleries import Gallery
 from corral.gallery.models.library import Fetchers, ModelLibrary
 from corral.kit.clock import SystemClock
@@ -49,9 +51,9 @@ def model_library(
 
 def models_of(
     store: Store,
-    changes: Changes,
+    changes: ChangeFeed,
     galleries: Mapping[str, str] | None = None,
     documents: Mapping[str, str] | None = None,
-    backends: BackendNames | None = None,
+    backends: Catalogue | None = None,
 ) -> Models:
     return Models(store, changes, ModelGalleries(store, model_library(galleries, documents)), backends)

@@ -12,22 +12,25 @@ import pytest
 from corral.contract.catalogue import EditModel, InstallModel
 from corral.contract.messages.backends import NodeBackend
 from corral.contract.messages.replicas import ReplicaProcess
+from corral.controller.backends.catalogue import CatalogueEntry
 from corral.controller.files.sizes import FileSizes
 from corral.controller.models.galleries import ModelGalleries
 from corral.controller.models.service import Models
 from corral.controller.models.views import policy_of, view_models
-from corral.kit.errors import Conflict, Invalid, NotFound, Unavailable
+from corral.controller.runtime.change_feed import ChangeFeed
+from corral.kit.errors import Conflict, CorralError, Invalid, NotFound, Unavailable
 from corral.store import Store
 from corral.store.records import BackendRequest
 from corral.store.tables import model_files, model_schedules, models, node_backends, nodes, revisions
 from corral.store.tables.model_files import StoredFile
 from tests.integration.store.rows import a_node, a_schedule, an_inventory
 from tests.support.model_catalogue import model_library, models_of
+from tests.support.scripted_catalogue import ScriptedCatalogue
 
 INDEX = "- {name: qwen, config_file: {backend: vllm}}\n"
 
 
-class Told:
+class Told(ChangeFeed):
     """Who would be woken."""
 
     def __init__(self) -> None:
@@ -182,21 +185,20 @@ async def test_a_gallery_that_was_asked_again_does_not_undo_an_edit(store: Store
     assert (await service.install(InstallModel(model="a@qwen", replace=True))).config_revision != edited
 
 
-class Backends:
-    def __init__(self, error: Exception | None) -> None:
+class NoBackends(ScriptedCatalogue):
+    def __init__(self, error: CorralError) -> None:
+        super().__init__()
         self._error = error
 
-    async def look_up(self, asked: BackendRequest) -> object:
-        if self._error is not None:
-            raise self._error
-        return asked
+    async def look_up(self, request: BackendRequest) -> CatalogueEntry:
+        raise self._error
 
 
 async def test_a_backend_nobody_has_is_told_early(store: Store) -> None:
     catalogue = models_of(store, Told())._catalogue
-    unknown = Models(store, Told(), catalogue, Backends(NotFound("no backend is called 'vllm'")))
+    unknown = Models(store, Told(), catalogue, NoBackends(NotFound("no backend is called 'vllm'")))
     assert (await unknown.install(mine())).notes == ("no backend is called 'vllm'",)
-    silent = Models(store, Told(), catalogue, Backends(Unavailable("nobody answers")))
+    silent = Models(store, Told(), catalogue, NoBackends(Unavailable("nobody answers")))
     assert (await silent.edit("mine", EditModel(changes={"f16": True}))).notes == ()
     node = a_node()
     async with store.write() as tx:

@@ -23,7 +23,8 @@ import msgspec
 
 from corral.contract.models import Definition, read_definition
 from corral.controller.models.edits import ModelOrigin
-from corral.controller.models.service import COUNTER, Changes, Models
+from corral.controller.models.service import COUNTER, Models
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.gallery.models.documents import MAX_DEFINITION_BYTES, read_document
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Invalid
@@ -66,7 +67,7 @@ class ModelsFolder:
     name = "models folder"
 
     def __init__(
-        self, folder: Path, service: Models, store: Store, changes: Changes, clock: Clock, *, interval_s: float
+        self, folder: Path, service: Models, store: Store, changes: ChangeFeed, clock: Clock, *, interval_s: float
     ) -> None:
         self._folder = folder
         self._service = service

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
@@ -21,38 +21,19 @@ from corral.store.engine.transactions import Store
 from corral.store.tables import nodes
 
 
-class ModelCatalogue(Protocol):
-    """The galleries, as the model service needs them."""
-
-    async def available(self) -> Sequence[ModelEntry]:
-        """All entries, in the order of the galleries, without those of unreadable galleries."""
-
-    async def find(self, query: str) -> ModelEntry:
-        """By name or gallery@name. Raises NotFound with similar names, Unavailable when its gallery does not answer."""
-
-    async def define(
-        self, entry: ModelEntry, *, variant: str = "", name: str = "", overrides: Mapping[str, Any] | None = None
-    ) -> Definition:
-        """The definition. Raises NotFound for an unknown variant, Invalid for an unusable entry."""
-
-    async def refresh(self) -> None:
-        """Have the next call read the galleries again."""
-
-    def unread(self) -> Mapping[str, str]:
-        """Galleries that could not be read last time, and why."""
-
-
 class ModelGalleries:
-    """Implements `ModelCatalogue`."""
+    """The galleries of models, for the model service."""
 
     def __init__(self, store: Store, library: ModelLibrary) -> None:
         self._store = store
         self._library = library
 
     async def available(self) -> Sequence[ModelEntry]:
+        """All entries, in the order of the galleries, without those of unreadable galleries."""
         return await self._library.entries()
 
     async def find(self, query: str) -> ModelEntry:
+        """By name or gallery@name. Raises NotFound with similar names, Unavailable when its gallery does not answer."""
         try:
             return await self._library.find(query)
         except NotInGalleries as error:
@@ -63,10 +44,12 @@ class ModelGalleries:
     async def define(
         self, entry: ModelEntry, *, variant: str = "", name: str = "", overrides: Mapping[str, Any] | None = None
     ) -> Definition:
+        """The definition. Raises NotFound for an unknown variant, Invalid for an unusable entry."""
         machines = await self._machines() if entry.variants and not variant else ()
         return await self._library.define(entry, machines, variant=variant, name=name, overrides=overrides)
 
     async def refresh(self) -> None:
+        """Have the next call read the galleries again."""
         self._library.invalidate()
 
     @property
@@ -74,6 +57,7 @@ class ModelGalleries:
         return self._library
 
     def unread(self) -> Mapping[str, str]:
+        """Galleries that could not be read last time, and why."""
         return self._library.unread()
 
     async def _machines(self) -> tuple[FleetMachine, ...]:

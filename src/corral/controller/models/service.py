@@ -17,6 +17,7 @@ from corral.contract.catalogue import AvailableModel, EditModel, InstallModel, M
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.messages.replicas import ReplicaState
 from corral.contract.models import Definition, deleted_revision, read_definition
+from corral.controller.backends.catalogue import Catalogue
 from corral.controller.models.edits import (
     ModelOrigin,
     alias_of,
@@ -26,10 +27,11 @@ from corral.controller.models.edits import (
     read_whole,
     refuse_if_from_file,
 )
-from corral.controller.models.galleries import ModelCatalogue
+from corral.controller.models.galleries import ModelGalleries
 from corral.controller.models.schedules import COUNTER as SCHEDULES
 from corral.controller.models.suggestions import UnknownModel, misspelled_fields, unknown_model
 from corral.controller.models.views import FilesMeasured, available_view, definition_of, model_view, ready_by_model
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.gallery.models.definition import merged
 from corral.kit.errors import Conflict, CorralError, Invalid, NotFound
 from corral.kit.log import get_log
@@ -46,16 +48,6 @@ COUNTER = "models"
 MAX_NOTES_S = 2.0  # a gallery lookup that only adds a note may take so long
 
 
-class Changes(Protocol):
-    def notify(self, kind: str, id: str = "") -> None:
-        """After a changing transaction has committed."""
-
-
-class BackendNames(Protocol):
-    async def look_up(self, request: BackendRequest) -> object:
-        """Raises NotFound for a backend no gallery has."""
-
-
 class FileSizes(Protocol):
     def measure(self, definition: Definition, stored: Sequence[StoredFile]) -> FilesMeasured:
         """The files of a model, with what was stored of those that were fetched. Blocking: it may look at the disk."""
@@ -65,9 +57,9 @@ class Models:
     def __init__(
         self,
         store: Store,
-        changes: Changes,
-        catalogue: ModelCatalogue,
-        backends: BackendNames | None = None,
+        changes: ChangeFeed,
+        catalogue: ModelGalleries,
+        backends: Catalogue | None = None,
         sizes: FileSizes | None = None,
     ) -> None:
         """`backends`: to tell people early that nobody has the one a definition names. `sizes`: of files whose

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from corral.contract.loads import LoadState, LoadStatus
 from corral.contract.models import Definition
 from corral.controller.inventory.routing import read_routing
+from corral.controller.models.service import Models
 from corral.controller.models.suggestions import unknown_model
 from corral.controller.replicas import load_jobs as jobs
 from corral.controller.replicas.lifecycle import mark_leaving
@@ -32,14 +32,9 @@ log = get_log(__name__)
 _POLL_S = 1.0  # a notification may be lost
 
 
-class ModelLookup(Protocol):
-    async def ensure(self, name: str, *, by: str = "", install: bool = True) -> Definition:
-        """The model with that name or alias; with `install` from a gallery when the fleet does not have it."""
-
-
 class LoadService:
     def __init__(
-        self, store: Store, models: ModelLookup, feed: ChangeFeed, clock: Clock, *, cooldown: Cooldown | None = None
+        self, store: Store, models: Models, feed: ChangeFeed, clock: Clock, *, cooldown: Cooldown | None = None
     ) -> None:
         self._store = store
         self._models = models

@@ -7,12 +7,11 @@ been busy.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
 
 from msgspec.structs import replace as changed
 
-from corral.contract.loads import LoadStatus
 from corral.contract.why import WhyModel, WhyNode
+from corral.controller.replicas.loads import LoadService
 from corral.controller.replicas.scheduler_replicas import scheduler_replicas
 from corral.controller.replicas.snapshot import FleetSnapshot, SnapshotReader
 from corral.controller.scheduler.explain import explain_model, explain_node
@@ -23,14 +22,9 @@ from corral.kit.errors import NotFound
 _POLL_S = 0.1
 
 
-class LoadLookup(Protocol):
-    async def find(self, model: str) -> LoadStatus | None:
-        """The status of a model's load; None: it is not being loaded."""
-
-
 class PlacementExplainer:
     def __init__(
-        self, snapshots: SnapshotReader, loads: LoadLookup, policy: Policy, clock: Clock, *, wait_s: float = 3.0
+        self, snapshots: SnapshotReader, loads: LoadService, policy: Policy, clock: Clock, *, wait_s: float = 3.0
     ) -> None:
         """`wait_s`: how long to wait for build lookups that this call starts."""
         self._snapshots = snapshots

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from corral.contract.catalogue import ScheduleBody
+from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.galleries import gallery_folder
 from corral.controller.models.folder import ModelsFolder
 from corral.controller.models.galleries import open_model_galleries
 from corral.controller.models.schedules import Schedules, read_given
-from corral.controller.models.service import BackendNames, FileSizes, Models
+from corral.controller.models.service import FileSizes, Models
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.settings import ControllerSettings
 from corral.gallery.backends.factory import GalleryOptions
@@ -51,7 +52,7 @@ class ModelParts:
 
 @asynccontextmanager
 async def open_models(
-    settings: ControllerSettings, store: Store, feed: ChangeFeed, backends: BackendNames, sizes: FileSizes, clock: Clock
+    settings: ControllerSettings, store: Store, feed: ChangeFeed, backends: Catalogue, sizes: FileSizes, clock: Clock
 ) -> AsyncIterator[ModelParts]:
     """Raises Invalid for schedules in the settings that cannot be meant."""
     schedules = Schedules(store, feed)

@@ -11,6 +11,7 @@ from corral.bus.api import Bus
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.inventory.observed_usage import UsageRecorder
+from corral.controller.models.service import Models
 from corral.controller.operations.accept import OperationAcceptor
 from corral.controller.orders.observations import ReplicaObservation
 from corral.controller.orders.replica_calls import KeepList, ReplicaCalls, ReplicaOrders
@@ -19,7 +20,7 @@ from corral.controller.replicas.builds import Builds
 from corral.controller.replicas.lifecycle import LifecycleTimes
 from corral.controller.replicas.listing import ReplicaListing
 from corral.controller.replicas.load_jobs import Cooldown
-from corral.controller.replicas.loads import LoadService, ModelLookup
+from corral.controller.replicas.loads import LoadService
 from corral.controller.replicas.plan_execution import OrderSender
 from corral.controller.replicas.provisioners import BackendProvisioner, FileProvisioner, FileSource, MemoryEstimator
 from corral.controller.replicas.reconcile import ReplicaOptions, ReplicaReconciler, no_pressure
@@ -37,7 +38,7 @@ from corral.store.engine.transactions import Store
 class ReplicaDependencies:
     """The parts of other packages that replicas need."""
 
-    models: ModelLookup
+    models: Models
     files: FileSource
     catalogue: Catalogue
     acceptor: OperationAcceptor
