@@ -10,11 +10,9 @@ from typing import Any, Protocol
 
 from corral.bus.local import LocalBus
 from corral.controller.backends.catalogue import Catalogue
-from corral.controller.backends.reconcile import ReconcileIntervals
 from corral.controller.health.classify import Guard
 from corral.controller.health.monitor import HealthMonitor
 from corral.controller.health.observation_window import ObservationWindow
-from corral.controller.orders.backend_calls import CallTimeouts
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.replicas.provisioners import FileSource
@@ -23,10 +21,12 @@ from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
 from corral.controller.scheduler.world import Policy
-from corral.controller.wiring.backends import BackendOptions, Backends
+from corral.controller.settings import BackendSettings
+from corral.controller.wiring.backends import BackendPace, Backends
 from corral.controller.wiring.replicas import ReplicaDependencies, Replicas
 from corral.kit.clock import Clock
 from corral.kit.errors import OutcomeUnknown, Unavailable
+from corral.kit.settings import Seconds
 from corral.store.engine.inline_sqlite import StepHook, TransactionStep
 from corral.store.engine.transactions import Store
 from corral.store.tables.nodes import Heartbeat
@@ -37,16 +37,16 @@ GUARD = Guard(40, 3)
 STALE_AFTER_S = 60.0
 _LEASE_S = 30.0
 # Loops that look rarely make a run quick; what matters is their order, and hints and heartbeats wake them anyway.
-OPTIONS = BackendOptions(
-    times=CallTimeouts(install_s=60.0, upgrade_s=60.0, delete_s=30.0, accept_s=10.0, list_s=10.0),
-    pace=ReconcileIntervals(every_s=30.0, renew_s=14.0, rest_s=0.1),
-    inventory_flush_s=6.0,
-    look_for_silent_every_s=30.0,
-    progress_tell_s=5.0,
-    progress_write_s=3.0,
-    upgrade_check_every_s=600.0,
-    upgrade_check_rest_s=60.0,
+BACKENDS = BackendSettings(
+    backend_install_timeout_s=Seconds(60),
+    backend_upgrade_timeout_s=Seconds(60),
+    backend_delete_timeout_s=Seconds(30),
+    backend_list_timeout_s=Seconds(10),
+    progress_interval_s=Seconds(5),
+    progress_write_interval_s=Seconds(3),
+    upgrade_check_interval_s=Seconds(600),
 )
+PACE = BackendPace(renew_s=14.0, inventory_flush_s=6.0, silent_poll_s=30.0, upgrade_rest_s=60.0, rest_s=0.1)
 
 
 REPLICAS = ReplicaOptions(
@@ -147,7 +147,9 @@ class Controller:
         self.feed = ChangeFeed(store, self.bus, clock, interval_s=15.0)
         self.changes = NodeChanges(store, self.feed)
         leadership = Leadership(store, f"{name}/{life}", ttl_s=_LEASE_S)
-        self.backends = Backends(store, self.bus, around.catalogue, leadership, self.changes, self.feed, clock, OPTIONS)
+        self.backends = Backends(
+            store, self.bus, around.catalogue, leadership, self.changes, self.feed, clock, BACKENDS, PACE
+        )
         dependencies = ReplicaDependencies(
             Known(store), around.files, around.catalogue, self.backends.acceptor, self.changes
         )

@@ -21,18 +21,18 @@ import msgspec
 from corral.bus.api import Bus
 from corral.bus.local import LocalHub
 from corral.contract.admin import OperationNodeView, OperationView
-from corral.controller.backends.reconcile import ReconcileIntervals
 from corral.controller.health.classify import Guard
 from corral.controller.health.monitor import HealthMonitor
 from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.operations.requests import OperationKind, OperationRequest, parse_request
-from corral.controller.orders.backend_calls import CallLimits, CallTimeouts
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
-from corral.controller.wiring.backends import BackendOptions, Backends
+from corral.controller.settings import BackendSettings
+from corral.controller.wiring.backends import BackendPace, Backends
 from corral.kit.clock import Clock, SystemClock
+from corral.kit.settings import Seconds
 from corral.store import Store, open_store
 from corral.store.records import BackendIntent, BackendRequest, Scope, ScopeKind
 from corral.store.tables import backend_intents, node_backends, node_labels, nodes
@@ -42,19 +42,26 @@ from tests.support.scripted_catalogue import ScriptedCatalogue
 from tests.support.scripted_worker import CorralWorker, LocalAIWorker, ScriptedWorker
 from tests.support.waiting import DEADLINE_S, until
 
-QUICK = BackendOptions(
-    times=CallTimeouts(install_s=5.0, upgrade_s=5.0, delete_s=2.0, accept_s=5.0, list_s=5.0, second_try_s=0.02),
-    pace=ReconcileIntervals(every_s=0.5, renew_s=0.1, rest_s=0.002),
-    limits=CallLimits(),
+QUICK = BackendSettings(
+    backend_install_timeout_s=Seconds(5),
+    backend_upgrade_timeout_s=Seconds(5),
+    backend_delete_timeout_s=Seconds(2),
+    backend_accept_timeout_s=Seconds(5),
+    backend_list_timeout_s=Seconds(5),
+    reconcile_interval_s=Seconds(0.5),
+    inventory_interval_s=Seconds(0.2),
+    progress_interval_s=Seconds(0.02),
+    progress_write_interval_s=Seconds(0.05),
+    upgrade_check_interval_s=Seconds(3600),
+)
+QUICK_PACE = BackendPace(
+    renew_s=0.1,
     inventory_flush_s=0.02,
-    ask_inventory_every_s=0.2,
-    look_for_silent_every_s=0.05,
-    progress_tell_s=0.02,
-    progress_write_s=0.05,
-    accept_budget_s=5.0,
-    upgrade_check_every_s=3600.0,
-    upgrade_check_rest_s=0.05,
-    upgrade_check_look_s=0.2,
+    silent_poll_s=0.05,
+    upgrade_rest_s=0.05,
+    upgrade_poll_s=0.2,
+    rest_s=0.002,
+    second_try_s=0.02,
 )
 
 
@@ -111,7 +118,8 @@ class Fleet:
         self,
         name: str = "c1",
         *,
-        options: BackendOptions = QUICK,
+        settings: BackendSettings = QUICK,
+        pace: BackendPace = QUICK_PACE,
         start: bool = True,
         lease_s: float = 1.0,
         url: str = "",
@@ -121,7 +129,7 @@ class Fleet:
         feed = ChangeFeed(store, bus, self.clock, interval_s=0.1)
         changes = NodeChanges(store, feed)
         leadership = Leadership(store, f"{name}/{uuid.uuid4().hex[:6]}", ttl_s=lease_s)
-        backends = Backends(store, bus, self.catalogue, leadership, changes, feed, self.clock, options)
+        backends = Backends(store, bus, self.catalogue, leadership, changes, feed, self.clock, settings, pace)
         listening = ObservationWindow(bus, self.clock, longest_gap_s=3600)
         health = HealthMonitor(
             store,
@@ -302,7 +310,7 @@ def operation_request(kind: str, backend: str, **more: Any) -> OperationRequest:
     return parse_request(OperationKind(kind), asked, scope=scope, **more)
 
 
-def quick(**changes: Any) -> BackendOptions:
+def quick(**changes: Any) -> BackendSettings:
     return replace(QUICK, **changes)
 
 

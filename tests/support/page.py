@@ -52,7 +52,7 @@ from corral.kit.clock import Clock, SystemClock
 from corral.store import Store, open_store
 from corral.store.tables import node_labels, nodes, revisions
 from corral.store.tables.nodes import Node
-from tests.support.backend_fleet import QUICK, Fleet, open_fleet, sqlite_url
+from tests.support.backend_fleet import QUICK, QUICK_PACE, Fleet, open_fleet, sqlite_url
 from tests.support.model_catalogue import NothingToFetch, models_of
 from tests.support.replica_fleet import ReplicaFleet, open_replica_fleet
 from tests.support.scripted_catalogue import ScriptedCatalogue
@@ -119,7 +119,7 @@ async def open_page_app(
             guard=Guard(),
             live_for_s=60,
         )
-        backends = Backends(store, bus, ScriptedCatalogue(), leadership, changes, feed, clock, QUICK)
+        backends = Backends(store, bus, ScriptedCatalogue(), leadership, changes, feed, clock, QUICK, QUICK_PACE)
         presence = Presence(store, "here", clock, interval_s=60)
         page = _page_app(store, bus, feed, changes, health, backends, clock, door_clock or clock, session_ttl_s)
         loops = [tasks.create_task(feed.run()), tasks.create_task(presence.run())]

@@ -22,8 +22,7 @@ from corral.controller.runtime.presence import Presence
 from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.access import open_trust
 from corral.controller.wiring.app import build_app
-from corral.controller.wiring.backend_options import backend_options, gallery_options, registry_settings
-from corral.controller.wiring.backends import Backends
+from corral.controller.wiring.backends import BackendPace, Backends, gallery_options, registry_settings
 from corral.controller.wiring.files import fetch_pace, open_model_files
 from corral.controller.wiring.localai import open_localai
 from corral.controller.wiring.models import open_models
@@ -59,8 +58,9 @@ async def serve(
             open_galleries(gallery_options(settings), registries, clock=clock, env=os.environ)
         )
         files = await opened.enter_async_context(open_model_files(settings, runtime, trust, registries, os.environ))
+        pace = BackendPace.of(settings)
         backends = Backends(
-            store, bus, catalogue, leadership, runtime.changes, runtime.feed, clock, backend_options(settings)
+            store, bus, catalogue, leadership, runtime.changes, runtime.feed, clock, settings.backends, pace
         )
         models = await opened.enter_async_context(
             open_models(settings, store, runtime.feed, catalogue, files.sizes, clock)

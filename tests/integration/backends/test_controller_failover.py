@@ -148,7 +148,7 @@ async def _killed_after(steps: int, url: str) -> bool:
         await life
         for subscription in results:
             await subscription.unsubscribe()
-        heir = await fleet.controller("c2", lease_s=0.3, options=quick(times=SHORT_TIMES))
+        heir = await fleet.controller("c2", lease_s=0.3, settings=SHORT_TIMES)
         fleet.controllers = [heir]
         await barn.beat()
         async with fleet.store.read() as tx:
@@ -162,8 +162,12 @@ async def _killed_after(steps: int, url: str) -> bool:
         return life.survived
 
 
-SHORT_TIMES = quick().times.__class__(
-    install_s=0.4, upgrade_s=0.4, delete_s=1.0, accept_s=0.5, list_s=0.5, second_try_s=0.02
+SHORT_TIMES = quick(
+    backend_install_timeout_s=0.4,
+    backend_upgrade_timeout_s=0.4,
+    backend_delete_timeout_s=1.0,
+    backend_accept_timeout_s=0.5,
+    backend_list_timeout_s=0.5,
 )
 
 

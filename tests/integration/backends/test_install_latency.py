@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from pathlib import Path
 
-from tests.support.backend_fleet import QUICK, open_fleet, quick, sqlite_url
+from tests.support.backend_fleet import open_fleet, quick, sqlite_url
 
 LIMIT_S = 5.0
 
 
 async def test_a_worker_that_does_not_accept_first_and_takes_longer_than_5_s(tmp_path: Path) -> None:
     async with open_fleet(sqlite_url(tmp_path), start=False) as fleet:
-        options = quick(times=replace(QUICK.times, install_s=LIMIT_S))
-        fleet.controllers.insert(0, await fleet.controller("c2", options=options))
+        settings = quick(backend_install_timeout_s=LIMIT_S)
+        fleet.controllers.insert(0, await fleet.controller("c2", settings=settings))
         old = await fleet.localai("old-hand")
         old.script.hold = asyncio.Event()
         began = time.monotonic()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from corral.controller.orders.backend_calls import CallLimits
 from corral.store.tables import node_backends, nodes
-from tests.support.backend_fleet import QUICK, Fleet, open_fleet, quick, sqlite_url
+from tests.support.backend_fleet import QUICK_PACE, Fleet, open_fleet, quick, sqlite_url
 from tests.support.waiting import until
 
-SHORT = quick(times=replace(QUICK.times, install_s=0.5, upgrade_s=0.5))
+SHORT = quick(backend_install_timeout_s=0.5, backend_upgrade_timeout_s=0.5)
 
 
 async def test_it_is_asked_in_the_contracts_words_and_done_when_its_list_shows_it(fleet: Fleet) -> None:
@@ -39,7 +39,7 @@ async def test_a_call_that_times_out_is_in_progress_not_failed_and_not_repeated(
     """The whole story: timeout, row alive, worker finishes, listing confirms, view turns. After as long again it would
     be asked anew, and a busy machine needs some of that for what is looked at here."""
     async with open_fleet(sqlite_url(tmp_path), start=False) as fleet:
-        short = await fleet.controller("c2", options=quick(times=replace(QUICK.times, install_s=3.0)))
+        short = await fleet.controller("c2", settings=quick(backend_install_timeout_s=3.0))
         fleet.controllers.insert(0, short)
         old = await fleet.localai("old-hand")
         old.script.hold = asyncio.Event()
@@ -61,7 +61,7 @@ async def test_a_call_that_times_out_is_in_progress_not_failed_and_not_repeated(
 
 async def test_one_that_had_its_time_and_has_nothing_to_show_is_asked_again(tmp_path: Path) -> None:
     async with open_fleet(sqlite_url(tmp_path), start=False) as fleet:
-        fleet.controllers.insert(0, await fleet.controller("c2", options=SHORT))
+        fleet.controllers.insert(0, await fleet.controller("c2", settings=SHORT))
         old = await fleet.localai("old-hand")
         old.script.hold = asyncio.Event()
         old.script.lie = True
@@ -155,7 +155,7 @@ async def test_one_on_which_nobody_listens_is_unhealthy_after_the_second_try(fle
 
 async def test_no_more_calls_are_open_at_once_than_lines(tmp_path: Path) -> None:
     async with open_fleet(sqlite_url(tmp_path), start=False) as fleet:
-        few = await fleet.controller("c2", options=quick(limits=CallLimits(quick=8, slow=2)))
+        few = await fleet.controller("c2", pace=replace(QUICK_PACE, limits=CallLimits(quick=8, slow=2)))
         fleet.controllers.insert(0, few)
         workers = [await fleet.localai(f"n{number}") for number in range(5)]
         gate = asyncio.Event()

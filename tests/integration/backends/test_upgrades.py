@@ -91,7 +91,7 @@ async def test_auto_upgrade_asks_for_what_was_found(fleet: Fleet) -> None:
     await fleet.first.kill()
     fleet.catalogue.publish("vllm", "sha256:2")
     fleet.catalogue.newer = {"vllm": NEWER}
-    automatic = await fleet.controller("c2", options=quick(auto_upgrade=True))
+    automatic = await fleet.controller("c2", settings=quick(auto_upgrade=True))
     await automatic.backends.upgrades.request_check()
     await until(lambda: barn.installed["vllm"]["digest"] == "sha256:2")
     views = await automatic.backends.operations.list_views(everything=True)
@@ -106,7 +106,7 @@ async def test_auto_upgrade_leaves_a_node_alone_that_reports_no_digest(fleet: Fl
     drift = NodeDrift(barn.node_id, "barn", "1.0")
     silent = UpgradeInfo("vllm", "1.0", "1.0", "sha256:cpu-vllm-1", node_drift=(drift,))
     fleet.catalogue.newer = {"vllm": silent}
-    automatic = await fleet.controller("c2", options=quick(auto_upgrade=True))
+    automatic = await fleet.controller("c2", settings=quick(auto_upgrade=True))
     assert await automatic.backends.upgrades.check() == {"vllm": silent}
     views = await automatic.backends.operations.list_views(everything=True)
     assert [view.kind for view in views] == ["install"]

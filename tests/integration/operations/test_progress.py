@@ -130,13 +130,13 @@ async def test_many_events_cost_few_writes(fleet: Fleet, monkeypatch: pytest.Mon
         return bool((await stored(fleet, operation)).percentage == 50.0)
 
     await until(written)
-    turns = (fleet.clock.monotonic() - begin) / QUICK.progress_write_s
+    turns = (fleet.clock.monotonic() - begin) / QUICK.progress_write_interval_s
     assert 1 <= len(writes) <= turns + 1
 
 
 async def test_only_the_controller_that_reconciles_writes(fleet: Fleet) -> None:
     operation, (barn,) = await begun(fleet, "barn")
-    second = await fleet.controller("c2", options=quick(progress_write_s=0.01))
+    second = await fleet.controller("c2", settings=quick(progress_write_interval_s=0.01))
     await until(lambda: fleet.first.backends.reconciler.leading)
     await second.backends.progress.on_progress(_event(operation, barn, 55.0), {"node": barn.node_id})
     await second.backends.progress.write()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
+from corral.controller.backends.outcomes import RetryPolicy
 from corral.controller.settings import ControllerSettings
-from corral.controller.wiring.backend_options import backend_options, gallery_options, registry_settings
-from corral.kit.settings import BadSettings, read_settings
+from corral.controller.wiring.backends import gallery_options, registry_settings
+from corral.kit.settings import BadSettings, Seconds, read_settings
 
 
 def read(**env: str) -> ControllerSettings:
@@ -14,15 +17,15 @@ def read(**env: str) -> ControllerSettings:
 
 
 def test_a_quarter_of_an_hour_unless_somebody_says_otherwise() -> None:
-    times = backend_options(read()).times
-    assert (times.install_s, times.upgrade_s) == (900, 900)
+    backends = read().backends
+    assert (backends.backend_install_timeout_s, backends.backend_upgrade_timeout_s) == (Seconds(900), Seconds(900))
 
 
 @pytest.mark.parametrize("prefix", ["CORRAL_", "LOCALAI_NATS_"])
 def test_both_names_of_the_timeouts(prefix: str) -> None:
     env = {f"{prefix}BACKEND_INSTALL_TIMEOUT": "5s", f"{prefix}BACKEND_UPGRADE_TIMEOUT": "1h30m"}
-    times = backend_options(read(**env)).times
-    assert (times.install_s, times.upgrade_s) == (5, 5400)
+    backends = read(**env).backends
+    assert (backends.backend_install_timeout_s, backends.backend_upgrade_timeout_s) == (Seconds(5), Seconds(5400))
 
 
 @pytest.mark.parametrize("value", ["-5s", "0", "soon", "5 parsecs"])
@@ -42,8 +45,9 @@ def test_negative_or_unreadable_is_refused_by_name(name: str, value: str) -> Non
 
 
 def test_retries_and_their_longest_pause() -> None:
-    pace = backend_options(read(CORRAL_RETRY_FIRST="1s", CORRAL_RETRY_CAP="8s")).pace
-    assert [pace.retry.delay(failures).total_seconds() for failures in range(1, 6)] == [1, 2, 4, 8, 8]
+    backends = read(CORRAL_RETRY_FIRST="1s", CORRAL_RETRY_CAP="8s").backends
+    retry = RetryPolicy(timedelta(seconds=backends.retry_first_s), timedelta(seconds=backends.retry_cap_s))
+    assert [retry.delay(failures).total_seconds() for failures in range(1, 6)] == [1, 2, 4, 8, 8]
     with pytest.raises(BadSettings, match="--retry-cap must not be shorter than --retry-first"):
         read(CORRAL_RETRY_CAP="5s")
 
@@ -62,9 +66,9 @@ def test_galleries_that_will_not_do_are_refused_by_name() -> None:
 
 
 def test_nothing_is_upgraded_by_itself_unless_asked_for() -> None:
-    assert backend_options(read()).auto_upgrade is False
-    assert backend_options(read(LOCALAI_AUTO_UPGRADE_BACKENDS="true")).auto_upgrade is True
-    assert backend_options(read()).upgrade_check_every_s == 6 * 3600
+    assert read().backends.auto_upgrade is False
+    assert read(LOCALAI_AUTO_UPGRADE_BACKENDS="true").backends.auto_upgrade is True
+    assert read().backends.upgrade_check_interval_s == Seconds(6 * 3600)
 
 
 def test_registries_without_tls() -> None:

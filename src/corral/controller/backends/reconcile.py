@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from corral.bus.api import Bus
@@ -29,6 +28,7 @@ from corral.controller.orders.order import BackendOrder
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.runtime.change_feed import INVENTORY, RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
+from corral.controller.settings import BackendSettings
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
@@ -40,19 +40,6 @@ log = get_log(__name__)
 
 LEASE = "reconcile"
 _OVERLAP = timedelta(seconds=2)  # the timestamp of a change is a little older than its commit
-
-
-@dataclass(frozen=True)
-class ReconcileIntervals:
-    every_s: float = 30.0  # between two passes over all nodes
-    renew_s: float = 5.0  # between two renewals of the lease
-    rest_s: float = 0.05  # after a pass: what arrives in this time is handled together
-    first_retry_s: float = 30.0
-    last_retry_s: float = 900.0
-
-    @property
-    def retry(self) -> RetryPolicy:
-        return RetryPolicy(timedelta(seconds=self.first_retry_s), timedelta(seconds=self.last_retry_s))
 
 
 # Called in the reconciler's transaction; True if anything changed that users see. `controller/operations` implements
@@ -75,12 +62,15 @@ class Reconciler:
         changes: NodeChanges,
         feed: ChangeFeed,
         clock: Clock,
+        settings: BackendSettings,
         *,
         record_steps: RecordSteps,
-        pace: ReconcileIntervals | None = None,
+        renew_s: float = 5.0,
+        rest_s: float = 0.05,
         limits: CallLimits | None = None,
     ) -> None:
-        """`record_steps` applies the steps to the operations that users watch."""
+        """`record_steps` applies the steps to the operations that users watch. `renew_s`: between two renewals of the
+        lease. `rest_s`: after a pass, so that what arrives in this time is handled together."""
         self._store = store
         self._record_steps = record_steps
         self._bus = bus
@@ -88,7 +78,10 @@ class Reconciler:
         self._leadership = leadership
         self._feed = feed
         self._clock = clock
-        self._pace = pace or ReconcileIntervals()
+        self._settings = settings
+        self._retry = RetryPolicy(timedelta(seconds=settings.retry_first_s), timedelta(seconds=settings.retry_cap_s))
+        self._renew_s = renew_s
+        self._rest_s = rest_s
         self._wake = Wake()
         self._observations: list[Observation] = []
         self._inventories: dict[str, InventoryRead] = {}
@@ -105,7 +98,7 @@ class Reconciler:
         self.dispatch = Dispatch(
             calls, on_observation=self.on_observation, on_unreachable=changes.mark_unreachable, limits=limits
         )
-        self.targets = TargetResolver(store, catalogue, clock, on_found=self.reconcile_all, retry=self._pace.retry)
+        self.targets = TargetResolver(store, catalogue, clock, on_found=self.reconcile_all, retry=self._retry)
 
     # Triggers.
 
@@ -136,9 +129,7 @@ class Reconciler:
             async with self.dispatch, self.targets:
                 for event in (INSTALL_RESULT, UPGRADE_RESULT, DELETE_RESULT):
                     await self._bus.subscribe(event, self.dispatch.on_result)
-                await run_every(
-                    self.name, self._pace.renew_s, self._reconcile_and_rest, clock=self._clock, wake=self._wake
-                )
+                await run_every(self.name, self._renew_s, self._reconcile_and_rest, clock=self._clock, wake=self._wake)
         finally:
             forget()
             if self._timer is not None:
@@ -146,7 +137,7 @@ class Reconciler:
 
     async def _reconcile_and_rest(self) -> None:
         await self.reconcile_once()
-        await self._clock.sleep(self._pace.rest_s)
+        await self._clock.sleep(self._rest_s)
 
     async def reconcile_once(self) -> None:
         self.leading = await self._leadership.lead(LEASE)
@@ -212,7 +203,7 @@ class Reconciler:
                 self._leadership.epoch(LEASE),
                 self._calls.answer_within_s,
                 self.dispatch.free_slow_calls,
-                self._pace.retry,
+                self._retry,
             )
             decided = decide(world, observations, terms)
             await backend_intents.put(tx, decided.intents.values())
@@ -243,7 +234,7 @@ class Reconciler:
     ) -> list[str] | None:
         """The nodes that something may have happened to; None = all."""
         overdue = self._all_reconciled_at is None or now - self._all_reconciled_at >= timedelta(
-            seconds=self._pace.every_s
+            seconds=self._settings.reconcile_interval_s
         )
         if all_nodes or overdue or self._reconciled_at is None:
             return None
@@ -281,7 +272,7 @@ class Reconciler:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
-        if waits and min(waits) < self._pace.every_s:
+        if waits and min(waits) < self._settings.reconcile_interval_s:
             self._timer = asyncio.get_running_loop().call_later(max(0.05, min(waits)), self._on_timer)
 
     def _on_timer(self) -> None:

@@ -52,6 +52,7 @@ from corral.controller.orders.observations import (
     refused,
 )
 from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI, BackendOrder, OrderId
+from corral.controller.settings import BackendSettings
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, Invalid, OutcomeUnknown, Unreachable
 from corral.kit.log import get_log
@@ -63,44 +64,43 @@ T = TypeVar("T")
 Aliases = Callable[[Collection[str]], Awaitable[Mapping[str, str]]]
 GalleriesWith = Callable[[BackendRequest], Awaitable[Sequence[dict[str, Any]]]]
 Reply = InstallReply | StoppedReply
-
-
-@dataclass(frozen=True)
-class CallTimeouts:
-    install_s: float = 900.0
-    upgrade_s: float = 900.0
-    delete_s: float = 120.0
-    accept_s: float = 10.0
-    list_s: float = 30.0
-    verify_s: float = 110.0  # tens of gigabytes are read; a client that asks through the gateway waits two minutes
-    second_try_s: float = 0.25  # after a call that no worker listened to
+# A worker reads tens of gigabytes; a client that asks through the gateway waits two minutes.
+VERIFY_TIMEOUT_S = 110.0
 
 
 class BackendCalls:
     def __init__(
-        self, bus: Bus, clock: Clock, times: CallTimeouts, *, aliases: Aliases, galleries_with: GalleriesWith
+        self,
+        bus: Bus,
+        clock: Clock,
+        settings: BackendSettings,
+        *,
+        aliases: Aliases,
+        galleries_with: GalleriesWith,
+        second_try_s: float = 0.25,
     ) -> None:
         """`aliases`: the aliases that galleries have for builds, by name. `galleries_with`: the galleries in which a
-        LocalAI worker finds an entry."""
+        LocalAI worker finds an entry. `second_try_s`: the pause after a call that no worker listened to."""
         self._bus = bus
         self._clock = clock
         self._aliases = aliases
         self._galleries_with = galleries_with
-        self.times = times
+        self._settings = settings
+        self._second_try_s = second_try_s
 
     def answer_within_s(self, kind: OrderKind) -> float:
         """How long a LocalAI worker may take to carry an order of this kind out."""
         match kind:
             case OrderKind.INSTALL:
-                return self.times.install_s
+                return self._settings.backend_install_timeout_s
             case OrderKind.FETCH | OrderKind.UPGRADE:
-                return self.times.upgrade_s
+                return self._settings.backend_upgrade_timeout_s
             case OrderKind.DELETE:
-                return self.times.delete_s
+                return self._settings.backend_delete_timeout_s
 
     async def order(self, order: BackendOrder) -> Observation:
         """Send it. An error of the worker or of the bus becomes an observation."""
-        timeout_s = self.times.accept_s if order.accepts else self.answer_within_s(order.send.kind)
+        timeout_s = self._settings.backend_accept_timeout_s if order.accepts else self.answer_within_s(order.send.kind)
         try:
             reply = await self._send(order, timeout_s)
         except CorralError as error:
@@ -118,7 +118,9 @@ class BackendCalls:
         """None: the worker is stopping the order, or did not reply. The outcome is reported like that of any order."""
         request = CancelBackend(op_id=order.operation, backend=order.backend, keep=keep)
         try:
-            reply = await self._bus.call(CANCEL_BACKEND, request, timeout_s=self.times.accept_s, node=order.node_id)
+            reply = await self._bus.call(
+                CANCEL_BACKEND, request, timeout_s=self._settings.backend_accept_timeout_s, node=order.node_id
+            )
         except CorralError:
             return None
         return OrderNotRunning(order) if reply.success and not reply.running else None
@@ -129,7 +131,9 @@ class BackendCalls:
         Several builds may share one alias. Of a backend installed by such an alias, a LocalAI worker lists only the
         build (docs/reference/wire/backends.md#list); the alias is then read from the galleries."""
         listed = await self._retried(
-            lambda: self._bus.call(LIST_BACKENDS, ListBackends(), timeout_s=self.times.list_s, node=node_id)
+            lambda: self._bus.call(
+                LIST_BACKENDS, ListBackends(), timeout_s=self._settings.backend_list_timeout_s, node=node_id
+            )
         )
         if listed.error:
             raise Failed(f"the node cannot list its backends: {listed.error}")
@@ -142,7 +146,7 @@ class BackendCalls:
     async def verify(self, node_id: str, backend: str) -> VerifyReply:
         """Raises what a call raises."""
         request = VerifyBackend(backend=backend)
-        return await self._bus.call(VERIFY_BACKEND, request, timeout_s=self.times.verify_s, node=node_id)
+        return await self._bus.call(VERIFY_BACKEND, request, timeout_s=VERIFY_TIMEOUT_S, node=node_id)
 
     async def _send(self, order: BackendOrder, timeout_s: float) -> Reply:
         match order.send.kind:
@@ -202,7 +206,7 @@ class BackendCalls:
         return fields
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await retry_unreachable(call, clock=self._clock, after_s=self.times.second_try_s)
+        return await retry_unreachable(call, clock=self._clock, after_s=self._second_try_s)
 
 
 def _named(order: BackendOrder) -> dict[str, Any]:
