@@ -29,7 +29,7 @@ class AccessClaims(Message, frozen=True):
 
 
 def refusal(claims: AccessClaims, *, node: str, scope: Scope, now: float) -> str | None:
-    """Why these claims do not open this door; None when they do."""
+    """Why a token with these claims is refused for the node and the scope; None when it is accepted."""
     if claims.aud not in (ANY_NODE, node):
         return "the token is for another node"
     if scope not in claims.scope:

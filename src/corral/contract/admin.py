@@ -203,7 +203,7 @@ class OperationView(
     scope: str = ""  # all, selector, node; controller
     scope_value: str = ""  # the selector, or the node's name
     state: str = ""  # done, failing, waiting, under_way
-    settled: bool = False  # nothing moves: whoever watches may go, what remains goes on
+    settled: bool = False  # no more progress for now: a watcher may end; retries continue
     processed: bool = False  # every node has answered, failed, or is known to take longer
     outcome: str = ""  # completed, failed, cancelled
     created_at: str = ""
@@ -305,7 +305,7 @@ class BackendBody(Message, frozen=True):
 
 
 class OperationBody(BackendBody, frozen=True):
-    """`POST /api/operations`: everything that can be asked of backends, through one door."""
+    """`POST /api/operations`: every kind of operation on backends."""
 
     kind: str = "install"  # install, upgrade, delete, rollback
 
@@ -325,7 +325,7 @@ class PlanProcess(Message, frozen=True):
     model: str = always(str)
     # beside: its successor serves before it goes; in_place: it goes first, there is no room for two; stop: it goes
     how: str = always(str)
-    gap_s: float | None = None  # how long nobody answers for it; None: nobody can say
+    gap_s: float | None = None  # how long no process serves it; None: unknown
 
 
 class PlanNode(Message, frozen=True):
@@ -341,7 +341,7 @@ class PlanNode(Message, frozen=True):
     digest: str = ""
     installed_version: str = ""
     installed_digest: str = ""
-    fetch_bytes: int | None = None  # None: nobody can say
+    fetch_bytes: int | None = None  # None: unknown
     disk_after_bytes: int | None = None  # free then, as far as can be said
     processes: str = ""  # what happens to those that run, in words
     replaces: tuple[PlanProcess, ...] = ()  # and one by one, where the node tells

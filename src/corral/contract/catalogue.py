@@ -102,7 +102,7 @@ class ModelChanged(Message, frozen=True):
     pending_cleanup: bool = always(bool)  # processes of another revision are still there; they go by themselves
     message: str = always(str)
     changed: bool = always(bool)  # False: it was so already
-    notes: tuple[str, ...] = ()  # what a person should know: a backend nobody has, an alias of nothing
+    notes: tuple[str, ...] = ()  # for users: a backend that no gallery has, an alias without a model
     job_id: str = ""  # of the operation that fetches its files, where that was asked and there are any to fetch
 
 

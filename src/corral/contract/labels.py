@@ -44,7 +44,7 @@ def check_label(key: str, value: str) -> None:
     if len(value) > VALUE_MAX:
         raise ValueError(f"the value of label {key!r} has {len(value)} characters; at most {VALUE_MAX} are allowed")
     if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in key + value):
-        # Such text could redraw the terminal of whoever lists the nodes, and PostgreSQL refuses NUL.
+        # Such text could redraw the terminal of a user who lists the nodes, and PostgreSQL refuses NUL.
         raise ValueError(f"the label {key!r} contains control characters")
 
 

@@ -1,6 +1,6 @@
 """Cold loads as gateways and people see them: `POST /internal/loads`, `GET /internal/loads/{model}`, and LocalAI's
-`loading` object (docs/reference/wire/routing.md#answer-while-a-model-loads). A load is the controller's own: whoever
-asked for it may leave."""
+`loading` object (docs/reference/wire/routing.md#answer-while-a-model-loads). A load belongs to the
+controller: it continues when the client that requested it leaves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LoadState(StrEnum):
     INSTALLING = "installing"  # its backend, on the node that was chosen
     STAGING = "staging"  # its files
     LOADING = "loading"  # its process starts and reads the weights
-    FAILED = "failed"  # kept for a while, so that whoever waits hears why
+    FAILED = "failed"  # kept for a while, so that waiting clients get the cause
     LOADED = "loaded"  # there is a replica to ask; never stored
 
 

@@ -68,7 +68,7 @@ LOCALAI = Manifest(protocol=GRPC, command=("./run.sh", "--addr", "{host}:{port}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholders:
-    """What may stand in braces in a command or in the environment. Empty: nobody said."""
+    """The values of placeholders in a command or in the environment. Empty: no value."""
 
     host: str
     port: int
@@ -94,8 +94,8 @@ FROM_DEFINITION = frozenset({"mode", "pooling", "threads", "gpu_layers", "mmproj
 def fill_command(command: Sequence[str], values: Placeholders) -> tuple[str, ...]:
     """The words to run. Raises Invalid for a placeholder we do not know.
 
-    A word with a placeholder nobody gave a value for is dropped, and so is the flag right before it: `--max-model-len
-    {context_size}` is simply not said for a model without a context size.
+    A word with a placeholder without a value is dropped, and so is the flag right before it: `--max-model-len
+    {context_size}` is left out for a model without a context size.
     """
     known = _known(values)
     words: list[str] = []
@@ -114,7 +114,7 @@ def fill_environment(env: Mapping[str, str], values: Placeholders) -> dict[str, 
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Raises Invalid with the first thing nobody could run."""
+    """Raises Invalid with the first part that no worker could run."""
     if manifest.protocol not in PROTOCOLS:
         raise Invalid(f"protocol {manifest.protocol!r} is neither openai nor grpc")
     if manifest.protocol == OPENAI and not manifest.command:
@@ -160,7 +160,7 @@ def _known(values: Placeholders) -> dict[str, str]:
 
 
 def _has_values(word: str, known: Mapping[str, str]) -> bool:
-    _check_word(word)  # a manifest from the wire was checked by somebody who may know other placeholders
+    _check_word(word)  # the sender of a manifest may know other placeholders
     return all(known[name] for name in _PLACEHOLDER.findall(word))
 
 

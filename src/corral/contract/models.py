@@ -29,7 +29,7 @@ from corral.kit.durations import parse_duration_s
 from corral.kit.errors import Invalid
 
 LONGEST_NAME = 200
-_TAKEN = frozenset({"available"})  # doors beside those of models: nobody could look at such a model, nor delete it
+_TAKEN = frozenset({"available"})  # routes beside those of models: such a model could not be shown or deleted
 _BACKEND = re.compile(r"[A-Za-z0-9_-]+\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -222,7 +222,7 @@ def _snapshots(mapping: Mapping[str, Any], weights: str, listed: tuple[ModelFile
 
 
 def _usual_backend(weights: str, files: tuple[ModelFile, ...]) -> str:
-    """Of a definition that names none (contract: GGUF goes to llama.cpp first); empty where nobody can say."""
+    """Of a definition that names none (contract: GGUF goes to llama.cpp first); empty where it is unknown."""
     named = (weights, *(file.path for file in files))
     return "llama-cpp" if any(name.lower().endswith(".gguf") for name in named) else ""
 

@@ -70,7 +70,7 @@ class TextFile(Message, frozen=True):
 class Source(Message, frozen=True):
     kind: str = always(str)
     uri: str = always(str)
-    digest: str = ""  # sha256:…; empty: nobody could say, so any content is accepted and its own digest recorded
+    digest: str = ""  # sha256:…; empty: unknown, so any content is accepted and its digest recorded
     size: int = 0  # bytes to fetch; 0: unknown
     platform: str = ""  # os/arch; which image of an index, which wheels
     wheels: tuple[Wheel, ...] = ()  # of a pypi source, all of them
@@ -212,7 +212,7 @@ def is_safe_path(path: str) -> bool:
 
 
 def file_name(uri: str) -> str:
-    """What a file is called that came from there, when nobody names it. Raises Invalid."""
+    """The default name of a file from this URI. Raises Invalid."""
     path = unquote(urlsplit(uri).path) if "://" in uri else uri
     name = PurePosixPath(path.partition("@")[0]).name
     if not name or not is_safe_path(name):
@@ -247,7 +247,7 @@ def _image(text: str) -> Source:
 
 
 def _url(text: str) -> str:
-    """Whether one can ask it is for whoever asks; that it names a host can be said before anybody is sent there."""
+    """Checks only that it names a host; whether the host may be asked is for the caller."""
     try:
         parts = urlsplit(text)
         sound = bool(parts.hostname) and not any(letter.isspace() for letter in text) and parts.port != 0

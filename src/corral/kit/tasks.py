@@ -77,7 +77,7 @@ class KeyedTasks(Generic[K]):
 
 
 class BackgroundTasks:
-    """Independent pieces of work that nobody awaits. `async with` it: leaving cancels the unfinished ones. An error of
+    """Independent tasks without a result. `async with` it: leaving cancels the unfinished ones. An error of
     one is logged and ends only that one."""
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ class DesiredReplica(msgspec.Struct, frozen=True):
     attempt: int = 0  # of the last order to start
     devices: tuple[ReplicaDevice, ...] = ()
     memory_bytes: int = 0  # what was reserved for it
-    files: tuple[ReplicaFile, ...] | None = None  # None: nobody has looked yet
+    files: tuple[ReplicaFile, ...] | None = None  # None: not determined yet
     reason: str = ""  # why it is here; of one that leaves, why it goes
     error: str = ""  # why the last try did not work
     next_try_at: datetime | None = None
@@ -57,7 +57,7 @@ class DesiredReplica(msgspec.Struct, frozen=True):
     last_used_at: datetime | None = None
     leaving_at: datetime | None = None  # since when requests go elsewhere
     stop_attempt: int = 0  # of the last order to stop
-    force: bool = False  # somebody said: whatever it is doing
+    force: bool = False  # requested with force: stop it although it serves requests
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -177,7 +177,7 @@ class TargetBuild(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an order needs, as it travels."""
 
     variant: str  # the concrete build's own name
-    digest: str = ""  # what the inventory must show; empty = nobody could say beforehand
+    digest: str = ""  # what the inventory must show; empty = not known beforehand
     version: str = ""
     alias: str = ""
     gallery_url: str = ""

@@ -60,8 +60,8 @@ class RegisterNode(Message, frozen=True):
     ingress: IngressOffer | None = None  # since protocol 1
     boot_id: str = ""  # since protocol 1: fresh per start of the worker process
     version: str = ""  # since protocol 1
-    python: str = ""  # since protocol 1: 3.11, of the interpreter that runs wheels; empty: nobody says
-    backend_user: str = ""  # since protocol 1: name or number of the user that backends run as; empty: nobody says
+    python: str = ""  # since protocol 1: 3.11, of the interpreter that runs wheels; empty: unknown
+    backend_user: str = ""  # since protocol 1: name or number of the user that backends run as; empty: unknown
     backend_user_warning: str = ""  # since protocol 1: why backends could read the worker's secrets
     backend_user_fix: str = ""  # since protocol 1: what a person can do about that
 

@@ -124,7 +124,7 @@ class ReplicaProcess(Message, frozen=True):
     digest: str = ""
     slots: int = 1
     devices: tuple[ReplicaDevice, ...] = ()
-    memory_bytes: int = 0  # what was reserved for it, on its devices or else in RAM; 0 = nobody said
+    memory_bytes: int = 0  # reserved for it, on its devices or else in RAM; 0 = unknown
     peak_bytes: int = 0  # the most it was seen to hold, rounded up, if it is in RAM; 0 = not measured
     device_peak_bytes: tuple[int, ...] = ()  # the same on each of `devices`, in their order; 0, or none = not measured
     started_at: str = ""  # RFC 3339

@@ -33,7 +33,7 @@ class ActiveNodes:
     name = "active nodes"
 
     def __init__(self, store: Store, clock: Clock, *, every_s: float = 15.0) -> None:
-        """`every_s`: how often to read when nobody says that something changed."""
+        """`every_s`: how often to read when no change is notified."""
         self._store = store
         self._clock = clock
         self._every_s = every_s

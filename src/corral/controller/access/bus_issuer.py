@@ -1,7 +1,7 @@
 """Bus credentials for nodes and gateways, and their end.
 
 Three ways to run the bus (docs/explanation/design.md#bus-users): the embedded server whose keys we hold, an external
-server whose account seed we were given, or plain shared credentials, which isolate nobody and must be asked for.
+server whose account seed we were given, or plain shared credentials, which isolate no node and must be enabled.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class JoinTokens:
         return JoinTokenCreated(token=_view(token, now), secret=secret, join_command=self._join_command(secret))
 
     def _join_command(self, secret: str) -> str:
-        """What to type on the other machine; empty when nobody told us our own URL."""
+        """The command for the other machine; empty when the public URL is not configured."""
         if not self._public_url:
             return ""
         pin = f" --ca {self._ca.fingerprint}" if self._ca and self._public_url.startswith("https") else ""

@@ -66,8 +66,8 @@ class Revocations:
         return self._keys is not None
 
     async def add(self, tx: Transaction, user_key: str, node_id: str) -> None:
-        """For good: whoever comes back does so under another key. Remembered until the last credential the user can
-        hold has expired by itself."""
+        """Revoke for good: a node that comes back gets another key. The row stays until the last credential that the
+        user can hold has expired."""
         if user_key:
             until = await tx.now() + timedelta(seconds=self._ttl_s + _CLOCKS_S)
             await bus_credentials.revoke(tx, user_key, node_id, expires_at=until)
@@ -109,8 +109,8 @@ class Revocations:
 
     async def _push(self, keys: BusKeys, rows: list[Revoked]) -> None:
         now = self._clock.now()
-        # The server refuses what was issued up to this moment. It lies ahead, so that a credential minted while its
-        # node was being deleted dies too, and so that nobody's clock has to agree with anybody's.
+        # The server refuses credentials that were issued up to this moment. The moment is in the future, so that it
+        # covers a credential issued while its node was being deleted, and clocks that differ.
         until = int(now.timestamp() + self._ttl_s + _CLOCKS_S)
         token = account_jwt(
             keys.operator_seed,

@@ -1,4 +1,4 @@
-"""Every call is authenticated here: by API key, or by web session with its CSRF token. A socket confers nothing."""
+"""Authenticates every call: by API key, or by web session with its CSRF token. A unix socket grants no rights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def authenticate(connection: Connection, access: Access) -> Principal:
     if not session:
         raise Unauthenticated("send an API key as `Authorization: Bearer …`, or sign in on the page")
     principal = await access.by_session(session)
-    # A cookie is sent by the browser whoever wrote the form, so a changing request must show it read our page.
+    # A browser sends the cookie with any form, also of a foreign page; only our page can read the CSRF token.
     shown = connection.headers.get(CSRF_HEADER, "")
     if connection.scope.get("method", "GET") not in _SAFE_METHODS and not hmac.compare_digest(
         shown.encode(), principal.csrf.encode()
@@ -76,7 +76,7 @@ def principal_of(connection: Connection) -> Principal:
 
 
 async def seen_from(connection: Connection, access: Access) -> str:
-    """The address the caller came from. Only a gateway that shows its key is believed about it."""
+    """The address of the client. Only a gateway with a valid key may report the address of its client."""
     address = connection.headers.get("x-corral-client", "")
     gateway_key = connection.headers.get("x-corral-gateway", "")
     if address and gateway_key:

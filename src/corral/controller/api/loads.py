@@ -1,4 +1,4 @@
-"""Loads and replicas by HTTP: for gateways under `/internal/loads`, for people under `/api/models/{id}/…`."""
+"""Loads and replicas by HTTP: `/internal/loads` for gateways, `/api/models/{id}/…` for users."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UnloadBody(Message, frozen=True):
 async def ask_for_load(request: AnyRequest, loads: LoadService, data: AskForLoad) -> Response[bytes]:
     if not data.model:
         raise Invalid("say which model")
-    # A request that waits for a model must not bring it back when somebody has just deleted it.
+    # A request that waits for a model must not install it again after a user has deleted it.
     return _status(await loads.request(data.model, by=principal_of(request).name, install=False), 202)
 
 

@@ -48,7 +48,7 @@ class TunnelRequest(NamedTuple):
 
 
 class LogTunnels:
-    """`async with`: whoever is connected when the block ends is cut off. `protocol` is what uvicorn takes."""
+    """`async with`: leaving the block closes all connections. `protocol` is an argument for uvicorn."""
 
     def __init__(
         self, access: Access, nodes: NodeAdmin, ingresses: IngressClient, *, recheck_s: float = 15.0, most: int = 256

@@ -1,7 +1,7 @@
-"""`/api/nodes/:id/backend-logs…`: what a node's backends wrote, read from the node itself.
+"""`/api/nodes/:id/backend-logs…`: the output of a node's backends, read from the node itself.
 
-See docs/reference/wire/http-nodes.md#backend-logs. A node nobody knows is 404; one that does not answer, or not with
-that, is 502.
+See docs/reference/wire/http-nodes.md#backend-logs. An unknown node is 404; a node that does not answer, or not with
+logs, is 502.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class NodeBackendRoutes(Controller):
         view = await operations.wait_settled(job.job_id, timeout_s=request.app.state.settle_s)
         if view.state == "done":
             return Response({"message": "backend deleted"})
-        if view.state == "failing":  # it will be tried again; whoever waits for an answer is told how it stands
+        if view.state == "failing":  # it is retried; the waiting client gets the present state
             words = f"{view.error}; will be tried again, see operation {job.job_id}"
             return answer(500, words, "node_error", nodes=view.nodes)
         return not_done_yet(job, view, next((row.error for row in view.nodes if row.error), view.message))

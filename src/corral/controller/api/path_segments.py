@@ -1,8 +1,8 @@
 """Names of models may have slashes in them (`org/model`) and still be one segment of a path, written `org%2Fmodel`.
 
-Servers decode a path before anybody asks where its segments end. So, where names of models are, the segments are found
-in the path as it was sent: a slash that was written %2F is kept apart from others by a sign no name has in it, until
-the door that takes the name undoes it.
+Servers decode a path before they split it into segments. So, for routes with names of models, the segments are found
+in the path as it was sent: a slash that was written %2F is replaced by a character that no name contains, until the
+handler that takes the name restores it.
 """
 
 from __future__ import annotations

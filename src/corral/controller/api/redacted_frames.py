@@ -33,8 +33,8 @@ class Frame(NamedTuple):
 
 
 async def pass_redacted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until the node closes the connection or sends what a server may not: compressed (nobody asked for that), masked
-    or too much."""
+    """Runs until the node closes the connection or sends a frame that a server may not send: compressed (the request
+    did not negotiate that), masked or too large."""
     opcode, message = _CONTINUATION, bytearray()
     while True:
         try:

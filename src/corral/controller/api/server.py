@@ -50,8 +50,8 @@ class _Server(uvicorn.Server):
 async def serve_app(
     app: Any, settings: ListenSettings, upgrades: Callable[..., asyncio.Protocol] | None = None
 ) -> AsyncIterator[list[str]]:
-    """Yields the places it is served at once they answer; on leaving, open streams are closed within two seconds.
-    `upgrades` serves whoever asks for a WebSocket."""
+    """Yields the addresses when all of them answer; leaving the block closes open streams within two seconds.
+    `upgrades` serves WebSocket requests."""
     listeners: list[tuple[str, socket.socket, bool]] = []
     if settings.socket is not None:
         listeners.append((f"unix:{settings.socket}", _unix_socket(settings.socket), False))
@@ -116,7 +116,7 @@ def _server(
         lifespan="off",
         server_header=False,
         date_header=True,
-        proxy_headers=False,  # nobody's word about addresses counts here but the gateway's, shown with its key
+        proxy_headers=False,  # only a gateway with a valid key may report the address of a client
         timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
         ssl_certfile=str(settings.tls_cert) if secure and settings.tls_cert else None,
@@ -129,7 +129,7 @@ def _unix_socket(path: Path) -> socket.socket:
     path.parent.mkdir(parents=True, exist_ok=True)
     if len(os.fsencode(path)) > 100:
         raise BadSettings([f"--socket: {path} is longer than 100 bytes; unix sockets need a short path"])
-    # Bound aside and renamed: a successor takes the place without a moment in which nobody is there.
+    # Bound under another name and then renamed: the path always leads to a socket that accepts connections.
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)

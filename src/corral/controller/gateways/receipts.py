@@ -65,7 +65,7 @@ class ReceiptService:
         return RequestList(tuple(_view(each) for each in found), more)
 
     def _keys_to_note(self, batch: Receipts) -> list[str]:
-        """Keys that were used, each at most once a minute: nobody looks closer than that, and it is a write."""
+        """Keys that were used, each at most once a minute: a note is a write, and users need no finer resolution."""
         now = self._clock.monotonic()
         used = sorted({receipt.key_id for receipt in batch.receipts})
         due = [key_id for key_id in used if now - self._noted.get(key_id, -_NOTE_EVERY_S) >= _NOTE_EVERY_S]

@@ -92,7 +92,7 @@ def _is_back(pulse: Pulse, stale_after_s: float) -> bool:
 
 
 def _is_silent(pulse: Pulse, stale_after_s: float) -> bool:
-    """Also with a last heartbeat from tomorrow: whoever still lives has been heard since the clock was set back."""
+    """Also true for a last heartbeat in the future: a live node has sent another one since the clock was set back."""
     if pulse.status not in _PRESENT:
         return False
     return pulse.heartbeat_age_s is None or abs(pulse.heartbeat_age_s) >= stale_after_s

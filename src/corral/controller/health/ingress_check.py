@@ -204,7 +204,7 @@ def _not_running(node: Node) -> Fault:
 
 
 def _kind_of(error: Exception) -> Kind:
-    """Refused: the machine itself says that nobody listens there."""
+    """Refused: the machine answers that no process listens on the port."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(cause, ConnectionRefusedError):
         return Kind.REFUSED

@@ -1,7 +1,7 @@
-"""Where a node can be reached: what a person said, else the address we saw. Pure.
+"""The addresses of a node: as a person configured them, else as the controller saw them. Pure.
 
-Addresses are the node's own word and end up in URLs the controller and the gateways open, so they are hosts and ports
-and nothing that could be read as a path, a query or somebody's credentials.
+A node reports its addresses itself, and the controller and the gateways open URLs made of them. So an address is a host
+and a port, without any part that could be read as a path, a query or credentials.
 """
 
 from __future__ import annotations

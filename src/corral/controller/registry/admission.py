@@ -127,8 +127,8 @@ class NodeApi:
         raise Unavailable(f"{offer.name} registers too often at once; try again")
 
     async def _turn_strangers_away(self, offer: RegisterNode, caller: NodeCaller) -> None:
-        """Reads only: whoever shows nothing of ours must not be able to keep the database's one writer busy, nor to
-        hold another node's row."""
+        """Reads only: a caller without any credential of ours must not occupy the database's one writer, nor lock the
+        row of a node."""
         with hide_database_errors():
             async with self._store.read() as tx:
                 _, knock = await self._who(tx, offer, caller)

@@ -1,4 +1,4 @@
-"""Carries a node from one status to the next: reads, asks `transitions`, writes if nobody else was quicker."""
+"""Changes the status of a node: reads it, asks `transitions`, and writes unless the row has changed meanwhile."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class ByJoinToken:
 
 @dataclass(frozen=True)
 class NameTaken:
-    """The name belongs to somebody else: 409 if the token is good, 401 if it is not."""
+    """The name belongs to another node: 409 if the token is valid, 401 if it is not."""
 
 
 @dataclass(frozen=True)

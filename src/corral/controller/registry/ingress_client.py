@@ -132,7 +132,7 @@ class IngressClient:
         return _pieces(answer, stack)
 
     async def metrics(self, node: Node) -> bytes:
-        """The worker's own numbers, for whoever may not open its ingress: Prometheus, say."""
+        """The metrics of the worker, for clients such as Prometheus that may not open its ingress."""
         if not node.ingress_url or node.protocol == 0:
             raise Failed(f"{node.name} offers no metrics")
         with _in_words(node):

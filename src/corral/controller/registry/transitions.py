@@ -106,7 +106,7 @@ def next_state(state: NodeState, event: NodeEvent) -> Moved | Stays | Transition
 
 
 def _while_unapproved(state: NodeState, event: NodeEvent) -> Moved | Stays | TransitionRefused:
-    """Whatever happens, a node nobody approved stays pending: there is no way around the door."""
+    """A node that was not approved stays pending, whatever the event."""
     match event:
         case NodeEvent.APPROVED:
             return _moved(state, NodeStatus.HEALTHY, "approved", approved=True, left=False)

@@ -1,4 +1,4 @@
-"""The ASGI application: every door of the controller, and what each may use."""
+"""The ASGI application: all routes of the controller, and the parts that their handlers use."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def model_gallery_options(settings: ControllerSettings) -> GalleryOptions:
 
 
 def models_folder(settings: ControllerSettings) -> Path:
-    """Ours is made when it is not there; one that somebody chose may not be mounted yet."""
+    """The default folder is created if it is missing; a configured one may not be mounted yet."""
     if settings.models.models_folder is not None:
         return settings.models.models_folder.expanduser()
     folder = settings.data.expanduser() / "models"

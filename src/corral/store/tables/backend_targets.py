@@ -1,5 +1,5 @@
-"""Targets: what exactly a rule means on each kind of node. Found out once and then kept, so that the whole fleet gets
-the same build, whoever joins later and whatever the gallery says by then."""
+"""Targets: the build that a rule means for each kind of machine. A target is resolved once and then stored, so that the
+whole fleet gets the same build, also nodes that join after the gallery has changed."""
 
 from __future__ import annotations
 

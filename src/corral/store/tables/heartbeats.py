@@ -88,8 +88,8 @@ _STATEMENTS = {
 
 
 async def record_heartbeats(tx: Transaction, beats: Iterable[Heartbeat]) -> int:
-    """Write the last beat of each node; unknown nodes are passed over. Tells how many of the nodes heard are marked
-    offline or unhealthy: they are back, and somebody should look."""
+    """Write the last heartbeat of each node; unknown nodes are skipped. Returns how many of these nodes are marked
+    offline or unhealthy: they are back, and the health monitor should run."""
     last = {beat.node_id: beat for beat in beats}
     if not last:
         return 0

@@ -1,7 +1,7 @@
-"""Loads: a model nobody serves yet and somebody wants, from the asking until a replica answers. One per model, and the
-row is all there is: whichever controller holds the lease goes on with it (docs/reference/wire/routing.md#load-job).
+"""Load jobs: models that were requested and that no replica serves yet. One per model; the row is the whole state, so
+any controller that holds the lease continues it (docs/reference/wire/routing.md#load-job).
 
-Success deletes the row. A failed one stays for a while: whoever waits hears why, and nobody tries again at once.
+Success deletes the row. A failed job stays for a while: waiting requests get the cause, and the next attempt waits.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Node(msgspec.Struct, frozen=True):
     status: str = "pending"  # pending, healthy, unhealthy, offline, draining
     status_reason: str = ""
     approved: bool = False
-    drained: bool = False  # somebody asked for it
+    drained: bool = False  # by a person
     left: bool = False  # it said goodbye
     address: str = ""
     http_address: str = ""
@@ -226,7 +226,7 @@ async def find_by_name(tx: Transaction, name: str) -> Node | None:
 
 
 async def find_by_token_hash(tx: Transaction, token_hash: str) -> Node | None:
-    if not token_hash:  # nodes without a token of their own have an empty hash: nobody may match that
+    if not token_hash:  # nodes without a token of their own have an empty hash, which must match no request
         return None
     return record(Node, await tx.lock_one(_BY_TOKEN, {"token_hash": token_hash}))
 

@@ -1,5 +1,5 @@
-"""One row per node in an operation: how far it is there, or how it ended. An end is final, and nobody writes a row that
-has ended; progress is written here about once a second, and travels faster by the bus."""
+"""One row per node in an operation: its progress or its outcome. A row that has ended is never written again. Progress
+is stored about once a second; events on the bus carry it sooner."""
 
 from __future__ import annotations
 

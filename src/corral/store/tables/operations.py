@@ -1,5 +1,5 @@
-"""Operations: what somebody asked for, from the asking to the end. Its state is what its node rows say
-(`operation_nodes`, `controller/operations/state.py`); here is what they do not tell."""
+"""Operations: requests of users, from acceptance to the end. The state of an operation follows from the rows of its
+nodes (`operation_nodes`, `controller/operations/state.py`); this table has the rest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Operation(msgspec.Struct, frozen=True):
     finished_at: datetime | None = None  # every row has ended; a node that joins later may open it again
     outcome: str = ""  # completed, failed, cancelled; once finished or dismissed
     error: str = ""
-    dismissed: bool = False  # nobody wants to see it any more; what it asked for goes on
+    dismissed: bool = False  # hidden by a user; the operation itself continues
     in_history: bool = True
 
 
@@ -154,7 +154,7 @@ async def list_history(tx: Transaction, *, limit: int = 50) -> list[Operation]:
 
 
 async def replace(tx: Transaction, operation: Operation) -> None:
-    """Write the row as it should be now; whoever does has read it in this transaction."""
+    """Write the whole row. The caller has read it in the same transaction."""
     changes = columns_of(operation)
     await tx.execute(update(table).where(table.c.id == changes.pop("id")).values(changes))
 

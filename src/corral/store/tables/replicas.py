@@ -1,9 +1,9 @@
-"""Replicas: what the controller wants to run where, and has ordered. What does run is what nodes say
-(`node_backends.processes`); only that is ever routed to.
+"""Replicas: the desired ones, by model and node, and their orders. Nodes report the processes that run
+(`node_backends.processes`); gateways send requests only to those.
 
-A row is one replica of one model on one node, from the moment its place was chosen until its process is known to be
-gone. Only the controller that holds the lease of the loads changes rows; whoever does has read them with `list_` in the
-same write transaction, which keeps them until the commit.
+A row is one replica of one model on one node, from its placement until its process is known to be gone. Only the
+controller that holds the lease of the loads changes rows, after reading them with `list_` in the same write
+transaction, which locks them until the commit.
 """
 
 from __future__ import annotations

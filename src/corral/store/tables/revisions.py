@@ -36,9 +36,9 @@ async def bump(tx: Transaction, kind: str) -> int:
 
 
 async def hold(tx: Transaction, kind: str) -> None:
-    """Nobody else changes things of this kind before our commit, and whoever was about to has committed: what is read
-    from here on belongs together. On PostgreSQL each statement sees the latest, so without it one may read the rows of
-    an operation and not the rule that was written with them."""
+    """Lock the counter until the commit. All other transactions that change this kind have committed or wait, so the
+    rows that are read from here on are consistent. On PostgreSQL each statement sees the latest commits: without the
+    lock a transaction could read the rows of an operation and miss the rule that was written with them."""
     if await tx.lock_one(_ONE, {"kind": kind}) is None:
         await bump(tx, kind)  # the first ever
 

@@ -50,7 +50,7 @@ async def insert(tx: Transaction, session: WebSession) -> None:
 
 
 async def find(tx: Transaction, id_hash: str) -> WebSession | None:
-    """Also one that has expired: whoever asks has the time to compare."""
+    """Also an expired session: the caller compares the time."""
     return record(WebSession, await tx.lock_one(_BY_ID, {"id_hash": id_hash}))
 
 
