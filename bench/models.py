@@ -1,6 +1,7 @@
 """Requests for models, all the way: gateway and ingress in front of a fast fake engine, beside what others put there.
 
     scripts/bench models [--seconds 1] [--rounds 8] [--streams N] [--without NAME ...] [--only-whole-system]
+                        [--over-tcp]
 
 Three parts. Systems take turns, many short ones, because machines are not equally fast all the time, and medians are
 shown.
@@ -8,7 +9,8 @@ shown.
 1. The whole system: `corral up`, where a controller takes a receipt of every request and writes it to SQLite, beside
 nginx → nginx, with an engine and a client in Python, one process each (`support/chat.py`). Plain chat requests with
 four headers and small bodies, and streams of 64 chunks, each written by itself, over 1, 32 and 256 connections.
-"gateway + ingress" is the same without a controller. The target is 0.8 of nginx → nginx in every row. Then the CPU of
+"gateway + ingress" is the same without a controller, over TCP; `--over-tcp` adds a `corral up` whose gateway reaches
+the worker over TCP. The target is 0.8 of nginx → nginx in every row. Then the CPU of
 each process per request.
 
 2. The proxies alone: the gateway's handler with keys, limits, choice of a replica and receipts that are dropped, and
@@ -55,7 +57,7 @@ from bench.support.systems import (
     warm_up,
 )
 from bench.support.traffic import KEY, MODEL
-from bench.support.whole_system import Whole, corral_up, two_doors, two_nginx
+from bench.support.whole_system import Whole, corral_up, corral_up_over_tcp, two_doors, two_nginx
 
 OURS, NGINX, ROUTER, LITELLM = "gateway + ingress", "nginx → nginx", "sglang-router", "LiteLLM"
 MOST_FOR_LITELLM = 32
@@ -193,10 +195,10 @@ def measure_memory(root: Path, count: int) -> None:
     print(f"| both | {sum(before):.0f} MB | {sum(held):.0f} MB | < 300 MB |\n", flush=True)
 
 
-def measure_whole_system(root: Path, seconds: float, rounds: int) -> None:
+def measure_whole_system(root: Path, seconds: float, rounds: int, *, over_tcp: bool) -> None:
     with contextlib.ExitStack() as stack:
         found: list[Whole] = []
-        for start in (two_nginx, two_doors, corral_up):
+        for start in (two_nginx, two_doors, *([corral_up_over_tcp] if over_tcp else []), corral_up):
             place = root / start.__name__
             place.mkdir()
             found.append(stack.enter_context(start(place)))
@@ -217,12 +219,13 @@ def show_whole_system(found: list[Whole]) -> None:
         rates = [statistics.median(each.rates[label]) for each in found]
         cells = " | ".join(f"{rate:,.0f}" for rate in rates)
         print(f"| {label} | {cells} | {rates[-1] / rates[0]:.2f} | {WHOLE_TARGET} |")
-    print("\nCPU per answer of each process, in µs. `÷`: all of them together, as nginx → nginx over the system.\n")
+    print("\nCPU per answer of each process, in µs, lower quartile of the turns.")
+    print("`÷`: all of them together, as nginx → nginx over the system.\n")
     print("| measure | system | all | ÷ | processes |\n|---|---|---:|---:|---|")
     for label in ours.rates:
-        together = [sum(each.median_cpu_us(label).values()) for each in found]
+        together = [sum(each.cpu_us_by_process(label).values()) for each in found]
         for each, micros in zip(found, together, strict=True):
-            told = ", ".join(f"{role} {spent:.1f}" for role, spent in each.median_cpu_us(label).items())
+            told = ", ".join(f"{role} {spent:.1f}" for role, spent in each.cpu_us_by_process(label).items())
             print(f"| {label} | {each.name} | {micros:.1f} | {together[0] / micros:.2f} | {told} |")
     print(flush=True)
 
@@ -233,7 +236,7 @@ def _mb(process: psutil.Process) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=1, help="of each single measurement")
+    parser.add_argument("--seconds", type=float, default=1, help="of each single measurement")
     parser.add_argument(
         "--rounds",
         type=int,
@@ -243,9 +246,10 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1000, help="open at once while memory is looked at")
     parser.add_argument("--without", action="append", default=[], choices=[ROUTER, LITELLM], help="leave it out")
     parser.add_argument("--only-whole-system", action="store_true", help="leave the second and third part out")
+    parser.add_argument("--over-tcp", action="store_true", help="also the whole system with TCP to the worker")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="corral-bench-") as folder:
-        measure_whole_system(Path(folder), chosen.seconds, chosen.rounds)
+        measure_whole_system(Path(folder), chosen.seconds, chosen.rounds, over_tcp=chosen.over_tcp)
     if chosen.only_whole_system:
         return
     with tempfile.TemporaryDirectory(prefix="corral-bench-") as folder:

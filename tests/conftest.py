@@ -6,7 +6,9 @@ import gc
 import hashlib
 import logging
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -53,6 +55,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_BEHIND] = []
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: our children would too
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """For unix sockets, whose paths end at about a hundred bytes: pytest's own folders may have longer ones."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="c") as name:
+        yield Path(name)
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ class Target(NamedTuple):
 
     host: str = ""
     port: int = 0
-    unix_path: str = ""  # a unix socket instead of host and port
+    unix_path: str = ""  # a unix socket, without TLS; with a host too, host and port are used where it does not accept
     tls: bool = False
     server_name: str = ""  # name to verify in the peer's certificate, when not `host`
 

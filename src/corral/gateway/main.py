@@ -107,6 +107,7 @@ async def open_gateway(
             wiring.router_options(settings),
             views.refresh,
             controller=address.target,
+            local_sockets=wiring.local_sockets(settings, clock),
         )
 
         def on_view(view: FleetView) -> None:

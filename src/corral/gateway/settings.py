@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from corral.contract.local_sockets import check_socket_folder
 from corral.gateway.view.controller_link import parse_controller
 from corral.kit.settings import BadSettings, Seconds, setting
 
@@ -165,6 +166,12 @@ class GatewaySettings:
     ingress_ca: Path | None = setting(
         "CA that signed the certificates of the workers (PEM); empty = the one that the controller reports",
         default=None,
+    )
+    local_sockets: Path | None = setting(
+        "folder of unix sockets of workers on this machine, used in place of TCP; `corral up` sets it",
+        default=None,
+        check=check_socket_folder,
+        advanced=True,
     )
     receipts_interval_s: Seconds = setting(
         "interval between sending receipts to the controller", default=Seconds(1), check=_positive, advanced=True

@@ -28,6 +28,7 @@ from corral.gateway.receipts.buffer import ReceiptBuffer
 from corral.gateway.receipts.metrics import Metrics, RouteClass
 from corral.gateway.receipts.sender import ReceiptSender
 from corral.gateway.routing.in_flight import Ejection, InFlight
+from corral.gateway.routing.local_sockets import LocalSockets
 from corral.gateway.routing.pick import Policy
 from corral.gateway.routing.request import Router
 from corral.gateway.routing.router import ReplicaRouter, RouterOptions
@@ -128,6 +129,10 @@ def router_options(settings: GatewaySettings) -> RouterOptions:
         prefix_half_life_s=settings.prefix_half_life_s,
         retry_after_s=settings.retry_after_s,
     )
+
+
+def local_sockets(settings: GatewaySettings, clock: Clock) -> LocalSockets | None:
+    return None if settings.local_sockets is None else LocalSockets(settings.local_sockets, clock.monotonic)
 
 
 def build_handler(

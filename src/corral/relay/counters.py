@@ -16,6 +16,7 @@ class Counters:
     clients_gone: int = 0  # left before their response was complete
     client_timeouts: int = 0  # head, body, write stall
     upstream_connects: int = 0
+    upstream_local_connects: int = 0  # of these, through a unix socket in place of host and port
     upstream_connect_failures: int = 0
     upstream_reuses: int = 0
     upstream_retries: int = 0

@@ -178,10 +178,28 @@ class UpstreamPool:
             raise UpstreamFailed(f"cannot connect: {error}", refused=True) from error
 
     async def _open_one(self, target: Target) -> UpstreamConnection:
+        upstream = await self._open_unix(target) if target.unix_path else None
+        if upstream is None:
+            upstream = await self._open_tcp(target)
+        self.counters.upstream_connects += 1
+        return upstream
+
+    async def _open_unix(self, target: Target) -> UpstreamConnection | None:
+        """None: nothing accepts there, and the target has an address as well. A failed attempt costs no time, so each
+        new connection tries again."""
         loop = asyncio.get_running_loop()
-        if target.unix_path:
+        try:
             _, upstream = await loop.create_unix_connection(lambda: FastPathUpstream(self, target), target.unix_path)
-        elif target.tls:
+        except OSError:
+            if target.host:
+                return None
+            raise
+        self.counters.upstream_local_connects += bool(target.host)
+        return upstream
+
+    async def _open_tcp(self, target: Target) -> UpstreamConnection:
+        loop = asyncio.get_running_loop()
+        if target.tls:
             _, upstream = await loop.create_connection(
                 lambda: FastPathUpstream(self, target),
                 target.host,
@@ -192,7 +210,6 @@ class UpstreamPool:
             )
         else:
             _, upstream = await loop.create_connection(lambda: FastPathUpstream(self, target), target.host, target.port)
-        self.counters.upstream_connects += 1
         return upstream
 
     def tls_for(self, target: Target) -> ssl.SSLContext:

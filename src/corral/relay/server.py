@@ -9,8 +9,11 @@ import os
 import secrets
 import socket
 import ssl
+import stat
+import sys
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import uvloop
 
@@ -31,6 +34,8 @@ from corral.relay.write_queue import WriteQueue
 
 log = get_log(__name__)
 _POLL_S = 0.02
+# From Python 3.13 on, closing a listener would remove the file, also after a hand-over to another process.
+_KEEP_FILE: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
 class RelayServer:
@@ -63,7 +68,7 @@ class RelayServer:
         self._ssl = ssl
         self._listeners: list[asyncio.AbstractServer | SharedListener] = []
         self._taking: set[asyncio.Task[None]] = set()  # accepted on shared sockets, without a protocol yet
-        self._paths: list[str] = []
+        self._files: dict[str, tuple[asyncio.AbstractServer, int]] = {}  # of unix sockets, with the file's inode
         self._connections: set[ClientConnection] = set()
         self._refused: set[ClientConnection] = set()
         # Accepted, TLS handshake not complete. Weak: a failed handshake drops the connection without a callback.
@@ -95,10 +100,35 @@ class RelayServer:
 
     async def listen_unix(self, path: str, *, mode: int = 0o600) -> None:
         """Accept on a unix socket, always without TLS. Replaces the socket file of a dead process."""
-        listener = await self.loop.create_unix_server(self._new_connection, path, backlog=self.limits.backlog)
-        os.chmod(path, mode)
-        self._paths.append(path)
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                os.unlink(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(path)
+            os.chmod(path, mode)
+            await self.listen_on_unix(sock)
+        except BaseException:
+            sock.close()
+            raise
+
+    async def listen_on_unix(self, sock: socket.socket) -> None:
+        """Accept on a unix socket that is bound already, always without TLS. Its file is removed at the end, unless
+        another process accepts in place of this one."""
+        path = sock.getsockname()
+        inode = os.stat(path).st_ino
+        listener = await self.loop.create_unix_server(
+            self._new_connection, sock=sock, backlog=self.limits.backlog, **_KEEP_FILE
+        )
         self._listeners.append(listener)
+        self._files[path] = listener, inode
+
+    def close_unix(self, path: str) -> None:
+        """Stop accepting on this socket and remove its file. Its connections stay."""
+        listener, _ = self._files[path]
+        listener.close()
+        self._listeners.remove(listener)
+        self._remove_file(path)
 
     def _new_connection(self) -> ClientConnection:
         conn = ClientConnection(self) if self.fast_path is None else FastPathConnection(self, self.fast_path)
@@ -195,6 +225,7 @@ class RelayServer:
         """Another process accepts in place of this one. Responses from now on close their connections; no client that
         may be about to send a request is cut off. Returns when all clients have left, or after `grace_s`."""
         self.draining = self.retiring = True
+        self._files.clear()  # the other process listens on the same unix sockets
         await self._close_listeners()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -244,7 +275,11 @@ class RelayServer:
             await asyncio.sleep(0)
         for listener in listeners:
             listener.close()
-        for path in self._paths:
-            with contextlib.suppress(FileNotFoundError):
+        for path in list(self._files):
+            self._remove_file(path)
+
+    def _remove_file(self, path: str) -> None:
+        _, inode = self._files.pop(path)
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_ino == inode:  # else it is another process's by now
                 os.unlink(path)
-        self._paths.clear()

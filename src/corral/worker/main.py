@@ -116,6 +116,8 @@ async def serve(
                 IngressCertificate(settings.node.data),
                 parts.server_clock.now,
                 shared_token=parts.join_token,
+                node_id=parts.identity.current.node_id,
+                local_sockets=settings.ingress.local_sockets,
                 inherited=inherited.listeners if inherited is not None else (),
             ) as ingress,
             HandOver(settings.node.data, on_successor=on_successor) as handover,
@@ -328,9 +330,10 @@ async def adopted_processes(
 
 
 def make_folders(settings: WorkerSettings) -> None:
-    for folder in (settings.node.models_dir, settings.node.backends_dir):
+    chosen = settings.ingress.local_sockets
+    for folder in (settings.node.models_dir, settings.node.backends_dir, *([chosen] if chosen else [])):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700 if folder == chosen else 0o777)
         except OSError as error:
             raise FatalError(f"cannot create the folder {folder}: {error.strerror}; fix its permissions") from error
 

@@ -1,10 +1,11 @@
 """An ingress in a process of its own, which a test can stop: its replicas take requests and never answer.
 
-Prints its port, then a line for each request.
+Prints its port, then a line for each request. `ingress_process.py PATH`: on a unix socket, where it prints 0.
 """
 
 from __future__ import annotations
 
+import socketserver
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,13 +28,22 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+class _UnixServer(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    _say(str(server.server_port))
+    server: socketserver.BaseServer
+    if len(sys.argv) > 1:
+        server = _UnixServer(sys.argv[1], _Handler)
+        _say("0")
+    else:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        server.daemon_threads = True
+        _say(str(server.server_port))
     server.serve_forever()

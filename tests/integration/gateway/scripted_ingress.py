@@ -24,6 +24,7 @@ class Came:
     headers: dict[str, str]
     body: bytes
     query: str
+    locally: bool = False  # through the unix socket
 
 
 @dataclass
@@ -41,6 +42,7 @@ class ScriptedIngress:
     cut: bool = False  # streams end there, the way a killed process ends them
     port: int = 0
     tls: ssl.SSLContext | None = None
+    sockets: Path | None = None  # a folder, for a unix socket beside the port
     _runner: web.AppRunner | None = None
 
     @property
@@ -67,6 +69,12 @@ class ScriptedIngress:
         server = site._server
         assert isinstance(server, asyncio.Server)
         self.port = server.sockets[0].getsockname()[1]
+        if self.sockets is not None:
+            await self.listen_locally(self.sockets)
+
+    async def listen_locally(self, folder: Path) -> None:
+        assert self._runner is not None
+        await web.UnixSite(self._runner, str(folder / f"{self.node}-{self.port}.sock")).start()
 
     async def stop(self) -> None:
         if self._runner is not None:
@@ -83,7 +91,9 @@ class ScriptedIngress:
             return web.json_response({"error": {"code": 503}}, status=503, headers=not_reached)
         body = await request.read()
         path = "/" + request.match_info["path"]
-        self.came.append(Came(request.method, process, path, dict(request.headers), body, request.query_string))
+        self.came.append(
+            Came(request.method, process, path, dict(request.headers), body, request.query_string, not request.remote)
+        )
         if process in self.ended:
             return web.json_response({"error": {}}, status=502, headers={"X-Corral-Process-Ended": "1"})
         self.running[process] = self.running.get(process, 0) + 1
@@ -134,8 +144,10 @@ def server_tls(certificate_pem: str, key_pem: str, folder: Path) -> ssl.SSLConte
 
 
 @contextlib.asynccontextmanager
-async def running_ingress(node: str, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[ScriptedIngress]:
-    ingress = ScriptedIngress(node, tls=tls)
+async def running_ingress(
+    node: str, *, tls: ssl.SSLContext | None = None, sockets: Path | None = None
+) -> AsyncIterator[ScriptedIngress]:
+    ingress = ScriptedIngress(node, tls=tls, sockets=sockets)
     await ingress.start()
     try:
         yield ingress

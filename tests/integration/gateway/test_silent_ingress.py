@@ -27,6 +27,7 @@ from tests.integration.gateway.fleet import CHAT, SHORT, GatewayFleet, open_flee
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController, running_controller
 from tests.integration.gateway.scripted_ingress import running_ingress
 from tests.support.network import Lan, two_machines
+from tests.support.processes import free_port
 from tests.support.waiting import promised, until
 from tests.support.worksite import NODE, Worksite, open_site
 
@@ -75,8 +76,9 @@ def lan() -> Iterator[Lan]:
 
 
 class StoppableIngress:
-    def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, port: int, settings: dict[str, Any]) -> None:
         self.process = process
+        self.settings = settings  # of a gateway that reaches it
         self.view = {**STOPPED, "ingress_url": f"http://127.0.0.1:{port}"}
         self.replica = {"process_id": "p9", "node_id": "n9", "model": "small", "revision": "r1", "slots": 64}
 
@@ -87,11 +89,15 @@ class StoppableIngress:
 
 
 @contextlib.asynccontextmanager
-async def stoppable_ingress() -> AsyncIterator[StoppableIngress]:
-    process = await asyncio.create_subprocess_exec(sys.executable, str(PROCESS), stdout=asyncio.subprocess.PIPE)
+async def stoppable_ingress(sockets: Path | None = None) -> AsyncIterator[StoppableIngress]:
+    """On a port, or on a unix socket in `sockets`; then nothing listens on its port."""
+    port = free_port()
+    words = [] if sockets is None else [str(sockets / f"{STOPPED['id']}-{port}.sock")]
+    process = await asyncio.create_subprocess_exec(sys.executable, str(PROCESS), *words, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
+    settings: dict[str, Any] = {} if sockets is None else {"local_sockets": sockets}
     try:
-        yield StoppableIngress(process, int(await process.stdout.readline()))
+        yield StoppableIngress(process, int(await process.stdout.readline()) or port, settings)
     finally:
         process.kill()
         await process.wait()
@@ -163,10 +169,11 @@ async def silent_replica(site: Worksite, folder: Path, index: int) -> dict[str, 
     return {"process_id": running.process_id, "node_id": NODE, "model": "small", "slots": 64}
 
 
-async def test_another_replica_answers_for_a_stopped_ingress(fleet: GatewayFleet) -> None:
-    async with stoppable_ingress() as stopped:
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+async def test_another_replica_answers_for_a_stopped_ingress(fleet: GatewayFleet, short_folder: Path, way: str) -> None:
+    async with stoppable_ingress(short_folder if way == "unix" else None) as stopped:
         fleet.controller.change(nodes=[stopped.view, fleet.one.view], replicas=[stopped.replica])
-        gateway = await fleet.gateway(**QUICK, eject_s=0.01)
+        gateway = await fleet.gateway(**QUICK, **stopped.settings, eject_s=0.01)
         asking = asyncio.create_task(fleet.who(gateway))
         assert await stopped.came() == f"came /replicas/p9{CHAT}"
         stopped.process.send_signal(signal.SIGSTOP)
@@ -183,10 +190,13 @@ async def test_another_replica_answers_for_a_stopped_ingress(fleet: GatewayFleet
         going_on.cancel()
 
 
-async def test_a_lone_replica_is_waited_for_until_its_ingress_responds(fleet: GatewayFleet) -> None:
-    async with stoppable_ingress() as stopped:
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+async def test_a_lone_replica_is_waited_for_until_its_ingress_responds(
+    fleet: GatewayFleet, short_folder: Path, way: str
+) -> None:
+    async with stoppable_ingress(short_folder if way == "unix" else None) as stopped:
         fleet.controller.change(nodes=[stopped.view], replicas=[stopped.replica])
-        gateway = await fleet.gateway(**QUICK, eject_s=0.01)
+        gateway = await fleet.gateway(**QUICK, **stopped.settings, eject_s=0.01)
         asking = asyncio.create_task(fleet.who(gateway))
         await stopped.came()
         stopped.process.send_signal(signal.SIGSTOP)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 import stat
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from corral.contract.http import Target
 from corral.relay import Limits, PoolLimits, UpstreamPool
 from tests.support.certificates import TestCa
+from tests.support.processes import free_port
 from tests.support.relay import Client, answering, quick, rig
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -25,11 +25,8 @@ def ca() -> TestCa:
     return TestCa()
 
 
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """Paths of unix sockets are limited to about a hundred bytes."""
-    with tempfile.TemporaryDirectory(prefix="relay") as folder:
-        yield Path(folder)
+def has_socket(folder: Path, name: str = "s") -> bool:
+    return (folder / name).is_socket()
 
 
 def trusting(ca: TestCa) -> ssl.SSLContext:
@@ -162,6 +159,114 @@ async def test_a_socket_file_left_by_a_dead_process_is_replaced(short_folder: Pa
         client = Client(*await asyncio.open_unix_connection(path))
         assert (await client.ask(GET)).status == 200
         client.close()
+
+
+async def test_a_target_with_both_is_reached_through_its_socket(short_folder: Path, ca: TestCa, tmp_path: Path) -> None:
+    """Without TLS there, also where the address has it."""
+    path = str(short_folder / "u")
+    async with rig() as r, rig(upstream_path=path) as local:
+        r.handler.target = r.upstream.target._replace(unix_path=path, tls=True)
+        client = await r.client()
+        for _ in range(2):
+            assert (await client.ask(GET)).status == 200
+        assert len(local.upstream.connections) == 1
+        assert not r.upstream.connections
+        assert (r.server.pool.counters.upstream_connects, r.server.pool.counters.upstream_local_connects) == (1, 1)
+
+
+@pytest.mark.parametrize("left", ["nothing", "a stale file", "a file of another kind"])
+async def test_a_target_with_both_is_reached_by_its_address_where_the_socket_does_not_accept(
+    short_folder: Path, left: str
+) -> None:
+    path = short_folder / "u"
+    if left == "a stale file":
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+    elif left == "a file of another kind":
+        path.write_text("")
+    async with rig() as r:
+        r.handler.target = r.upstream.target._replace(unix_path=str(path))
+        assert (await (await r.client()).ask(GET)).status == 200
+        assert len(r.upstream.connections) == 1
+        counters = r.server.pool.counters
+        assert (counters.upstream_local_connects, counters.upstream_retries, counters.upstream_connect_failures) == (
+            0,
+            0,
+            0,
+        )
+
+
+async def test_a_socket_that_appears_is_used_by_the_next_connection(short_folder: Path) -> None:
+    path = str(short_folder / "u")
+    async with rig(answering(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")) as r:
+        r.handler.target = r.upstream.target._replace(unix_path=path)
+        client = await r.client()
+        assert (await client.ask(GET)).status == 200
+        async with rig(upstream_path=path) as local:
+            assert (await client.ask(GET)).status == 200
+            assert len(local.upstream.connections) == 1
+        assert len(r.upstream.connections) == 1
+
+
+async def test_a_target_that_neither_accepts_is_refused(short_folder: Path) -> None:
+    async with rig() as r:
+        r.handler.target = Target("127.0.0.1", free_port(), unix_path=str(short_folder / "u"))
+        assert (await (await r.client()).ask(GET)).status == 502
+
+
+async def test_a_unix_socket_is_handed_over_with_its_file(short_folder: Path) -> None:
+    path = str(short_folder / "s")
+    async with rig() as old, rig() as new:
+        await old.server.listen_unix(path)
+        handed_over = socket.socket(fileno=os.dup(old.server.descriptors()[-1]))
+        waiting = [Client(*await asyncio.open_unix_connection(path)) for _ in range(8)]
+        await new.server.listen_on_unix(handed_over)
+        retiring = asyncio.create_task(old.server.retire(20))
+        for client in waiting:  # whichever of the two has accepted them
+            assert (await client.ask(GET)).status == 200
+            client.close()
+        after = Client(*await asyncio.open_unix_connection(path))
+        assert (await after.ask(GET)).status == 200
+        after.close()
+        await retiring
+        assert has_socket(short_folder)
+        await new.server.drain(1)
+        assert not has_socket(short_folder)
+
+
+async def test_one_unix_socket_is_closed_and_the_rest_serve_on(short_folder: Path) -> None:
+    first, second = str(short_folder / "1"), str(short_folder / "2")
+    async with rig() as r:
+        await r.server.listen_unix(first)
+        before = Client(*await asyncio.open_unix_connection(first))
+        assert (await before.ask(GET)).status == 200
+        await r.server.listen_unix(second)
+        r.server.close_unix(first)
+        assert not has_socket(short_folder, "1")
+        for client in (before, Client(*await asyncio.open_unix_connection(second)), await r.client()):
+            assert (await client.ask(GET)).status == 200
+            client.close()
+
+
+async def test_the_file_of_another_process_is_left_alone(short_folder: Path) -> None:
+    path = str(short_folder / "s")
+    async with rig() as first, rig() as second:
+        await first.server.listen_unix(path)
+        os.rename(path, path + ".old")  # so that the new file cannot get the inode of the old one
+        await second.server.listen_unix(path)
+        await first.server.drain(1)
+        client = Client(*await asyncio.open_unix_connection(path))
+        assert (await client.ask(GET)).status == 200
+        client.close()
+
+
+async def test_a_file_that_is_no_socket_is_not_replaced(short_folder: Path) -> None:
+    path = short_folder / "s"
+    path.write_text("precious")
+    async with rig() as r:
+        with pytest.raises(OSError, match="in use"):
+            await r.server.listen_unix(str(path))
+    assert path.read_text() == "precious"
 
 
 async def test_a_handshake_under_way_when_the_server_retires_is_finished_and_served(ca: TestCa, tmp_path: Path) -> None:

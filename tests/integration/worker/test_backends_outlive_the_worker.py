@@ -82,10 +82,17 @@ async def ended(process: Process, timeout_s: float = 40.0) -> int:
 
 
 @asynccontextmanager
-async def client(controller: ScriptedController, port: int) -> AsyncIterator[aiohttp.ClientSession]:
+async def client(
+    controller: ScriptedController, port: int, *, sockets: Path | None = None
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """Over TCP, or through the worker's unix socket in `sockets`."""
     token = controller.ingress_token(scope="replicas")
+    connector = None
+    if sockets is not None:
+        await until(lambda: registered(controller, 1))
+        connector = aiohttp.UnixConnector(str(sockets / f"{controller.named('w1').id}-{port}.sock"))
     async with aiohttp.ClientSession(
-        f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"}
+        f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"}, connector=connector
     ) as session:
         yield session
 
@@ -158,13 +165,13 @@ async def test_a_backend_deaf_to_sigterm_does_not_hold_a_worker_in_a_hurry(
     assert not alive(running.pid)
 
 
-@pytest.mark.parametrize("protocol", ["openai", "grpc"])
+@pytest.mark.parametrize(("protocol", "way"), [("openai", "tcp"), ("grpc", "tcp"), ("openai", "unix")])
 async def test_no_request_fails_while_the_worker_is_replaced(
-    controller: ScriptedController, start: Start, data: Path, port: int, protocol: str
+    controller: ScriptedController, start: Start, data: Path, port: int, protocol: str, way: str, short_folder: Path
 ) -> None:
     spec = mock_openai() if protocol == "openai" else mock_grpc(load='{"Model": "m"}')
     running = await plant(data, spec)
-    original = start()
+    original = start(local_sockets=str(short_folder) if way == "unix" else "")
     path = f"/replicas/{running.process_id}/v1/chat/completions"
     done: list[int] = []
     failed: list[object] = []
@@ -182,7 +189,7 @@ async def test_no_request_fails_while_the_worker_is_replaced(
             except aiohttp.ClientError as error:
                 failed.append(error)
 
-    async with client(controller, port) as session:
+    async with client(controller, port, sockets=short_folder if way == "unix" else None) as session:
         await until_answers(session, running)
         await until(lambda: registered(controller, 1))
         long = {
@@ -219,6 +226,47 @@ async def test_no_request_fails_while_the_worker_is_replaced(
     assert not alive(running.pid)
     assert controller.calls[-1] == "POST deregister"
     assert "Traceback" not in original.output()
+    assert list_files(short_folder) == [], "the last of them removed the socket"
+
+
+def list_files(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+async def test_kill_9_leaves_the_unix_socket_and_the_next_start_replaces_it(
+    controller: ScriptedController, start: Start, data: Path, port: int, short_folder: Path, tmp_path: Path
+) -> None:
+    running = await plant(data, tiny(tmp_path / "tiny"))
+    first = start(local_sockets=str(short_folder))
+    async with client(controller, port, sockets=short_folder) as session:
+        assert await serves(session, running) == running.pid
+        left = list_files(short_folder)
+        first.kill()
+        assert list_files(short_folder) == left
+        with pytest.raises(aiohttp.ClientConnectorError):  # refused at once: a gateway uses TCP
+            await session.get("/healthz")
+        await controller.stop()  # the node knows its id, so the socket does not wait for the controller
+        start(local_sockets=str(short_folder))
+        assert await serves(session, running) == running.pid
+        assert list_files(short_folder) == left
+        await controller.start()
+
+
+async def test_a_successor_without_the_folder_removes_nothing_and_serves_over_tcp(
+    controller: ScriptedController, start: Start, data: Path, port: int, short_folder: Path, tmp_path: Path
+) -> None:
+    running = await plant(data, tiny(tmp_path / "tiny"))
+    config = tmp_path / "worker.toml"
+    config.write_text(f'local_sockets = "{short_folder}"\n')
+    process = start(config=str(config))
+    async with client(controller, port, sockets=short_folder) as session:
+        assert await serves(session, running) == running.pid
+    config.write_text("")
+    process.signal(signal.SIGUSR2)
+    await successor_of(data, process.pid)
+    async with client(controller, port) as session:
+        assert await serves(session, running) == running.pid
+    await until(lambda: registered(controller, 2))
 
 
 async def successor_of(data: Path, *before: int) -> int:

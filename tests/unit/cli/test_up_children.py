@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from corral.cli.up.children import (
 )
 from corral.cli.up.settings import UpSettings
 from corral.cli.up.startup import ready_message
+from corral.contract.local_sockets import check_socket_folder
 from corral.controller.settings import ControllerSettings
 from corral.gateway.settings import GatewaySettings
 from corral.kit.settings import BadSettings, read_settings
@@ -78,7 +77,15 @@ def test_the_roles_read_back_what_was_meant() -> None:
     worker = read_settings(WorkerSettings, flags={}, env=role_env(WorkerSettings, worker_settings(SITE), {}))
     assert worker.node.controller == "http://127.0.0.1:8080"
     assert (worker.ingress.host, worker.ingress.port, worker.ingress.advertise) == ("127.0.0.1", 50050, "")
+    assert worker.ingress.local_sockets == gateway.local_sockets == Path("/run/x")
     assert worker.node.token_file == Path("/data/secrets/worker.token")
+
+
+def test_tcp_to_the_worker_can_be_chosen() -> None:
+    over_tcp = dataclasses.replace(SITE, ingress_socket=False)
+    environ = {"CORRAL_LOCAL_SOCKETS": "/elsewhere"}  # of a worker that was started by hand
+    assert "CORRAL_LOCAL_SOCKETS" not in role_env(GatewaySettings, gateway_settings(over_tcp), environ)
+    assert "CORRAL_LOCAL_SOCKETS" not in role_env(WorkerSettings, worker_settings(over_tcp), environ)
 
 
 def test_a_person_may_still_set_what_up_does_not_decide() -> None:
@@ -152,13 +159,6 @@ def test_the_greeting_shows_the_key_only_when_asked() -> None:
     assert "  corral join x" in hidden
 
 
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """Pytest's own may be as long as it likes: its runs and workers are numbered."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="c") as name:
-        yield Path(name)
-
-
 def test_the_run_folder_is_short_and_the_same_each_time(short_folder: Path) -> None:
     deep = short_folder / ("x" * 200)
     first = run_folder(deep, {"XDG_RUNTIME_DIR": str(short_folder)})
@@ -167,3 +167,10 @@ def test_the_run_folder_is_short_and_the_same_each_time(short_folder: Path) -> N
     assert run_folder(short_folder, {"XDG_RUNTIME_DIR": str(short_folder)}) != first
     for env in ({}, {"XDG_RUNTIME_DIR": str(deep)}, {"XDG_RUNTIME_DIR": "/no/such/folder"}):
         assert str(run_folder(deep, env, uid=7)).startswith("/tmp/corral-7-")
+
+
+def test_the_run_folder_has_room_for_the_socket_of_a_worker(short_folder: Path) -> None:
+    for length in (20, 30, 40, 60):
+        runtime = short_folder / ("r" * (length - len(str(short_folder)) - 1))
+        runtime.mkdir()
+        assert check_socket_folder(run_folder(short_folder, {"XDG_RUNTIME_DIR": str(runtime)})) is None

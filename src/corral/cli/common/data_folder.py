@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from corral.contract.local_sockets import LONGEST_NAME, MAX_PATH_BYTES
 from corral.kit.errors import Conflict
 from corral.kit.process import HOME_DATA, read_lock_pid, resolve_data
-
-_SOCKET_PATH_BYTES = 100  # the kernel allows 108 on Linux and 104 elsewhere, with room for a name
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,7 @@ def run_folder(data: Path, env: Mapping[str, str], *, uid: int | None = None) ->
     tag = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:10]
     runtime = env.get("XDG_RUNTIME_DIR") or ""
     wanted = Path(runtime) / f"corral-{tag}"
-    longest = os.fsencode(wanted / "controller.sock")
-    if runtime and Path(runtime).is_dir() and len(longest) < _SOCKET_PATH_BYTES:
+    if runtime and Path(runtime).is_dir() and len(os.fsencode(wanted / LONGEST_NAME)) <= MAX_PATH_BYTES:
         return wanted
     return Path("/tmp") / f"corral-{os.getuid() if uid is None else uid}-{tag}"
 

@@ -45,6 +45,7 @@ class Site:
     tls: bool
     address: str  # under which other machines reach this one
     node_name: str = ""
+    ingress_socket: bool = True
     blob_port: int = 0  # of the controller, for model files
     blob_port_moves: bool = False  # the user did not choose it: the controller may use another if it is taken
     blob_folder: Path | None = None  # of the model files; None: in the data folder
@@ -52,6 +53,11 @@ class Site:
     @property
     def socket(self) -> Path:
         return self.run / "controller.sock"
+
+    @property
+    def local_sockets(self) -> str:
+        """The folder in which the gateway finds the unix socket of the worker; empty: it uses TCP."""
+        return str(self.run) if self.ingress_socket else ""
 
     @property
     def local_url(self) -> str:
@@ -130,6 +136,7 @@ def gateway_settings(site: Site, processes: int = 1) -> dict[str, str]:
         "controller": f"unix:{site.socket}",
         "controller_ca": "",
         "ingress_ca": str(site.folder.ca_cert) if site.tls else "",
+        "local_sockets": site.local_sockets,
         "gateway_key_file": str(site.folder.gateway_key),
         "gateway_key": "",
         "host": site.bind,
@@ -150,6 +157,7 @@ def worker_settings(site: Site) -> dict[str, str]:
         "host": site.bind,
         "port": str(site.ingress_port),
         "advertise": site.address if site.lan else "",
+        "local_sockets": site.local_sockets,
         # Same disk: the worker links the files of the controller instead of fetching them.
         "nearby_blobs": str(site.blobs / "sha256"),
         "bus_urls": "",

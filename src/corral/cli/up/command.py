@@ -96,6 +96,7 @@ def resolve_site(settings: UpSettings, folder: DataFolder, inherited: Sequence[s
         tls=settings.tls,
         address=machine.main_address() if everywhere else bind,
         node_name=settings.name,
+        ingress_socket=settings.ingress_socket,
     )
 
 

@@ -45,6 +45,11 @@ class UpSettings:
         default="",
     )
     gateway_processes: int = setting("number of gateway processes, which share its port", default=1, check=positive)
+    ingress_socket: bool = setting(
+        "the gateway reaches the worker of this machine through a unix socket, which costs less than TCP",
+        default=True,
+        advanced=True,
+    )
     show_key: bool = setting("print the admin key itself instead of the path of its file", default=False)
     verbose: bool = setting("also print the log of every process on the terminal", default=False)
 

@@ -118,7 +118,13 @@ async def _open(
         parent = ParentLink(table, metrics, clock, settings.retry_after_s)
         loads = LoadWatcher(link, parent.hint, clock, poll_s=settings.load_poll_s)
         router = ChildRouter(
-            in_flight, loads, clock, wiring.router_options(settings), parent.refresh, controller=address.target
+            in_flight,
+            loads,
+            clock,
+            wiring.router_options(settings),
+            parent.refresh,
+            controller=address.target,
+            local_sockets=wiring.local_sockets(settings, clock),
         )
         router.request_slot, router.on_slot_free = parent.request_slot, parent.on_slot_free
         ejection.on_change = parent.on_ejection

@@ -39,6 +39,7 @@ _RELAY_COUNTERS = {
     "clients_gone": "Clients that left before their response was complete.",
     "client_timeouts": "Clients cut off because they were too slow.",
     "upstream_connects": "Connections made to upstreams.",
+    "upstream_local_connects": "Connections made to workers of this machine through unix sockets.",
     "upstream_connect_failures": "Connections to upstreams that could not be opened.",
     "upstream_reuses": "Requests sent on an idle connection.",
     "upstream_retries": "Requests sent again before a byte of the response.",

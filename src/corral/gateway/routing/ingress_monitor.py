@@ -10,6 +10,7 @@ on a single connection whose bytes the worker's kernel does not acknowledge for 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import ssl
 from collections.abc import Callable, Collection
@@ -146,15 +147,23 @@ class HealthProbe:
                 self.close()
             await asyncio.sleep(self._silent_s / _STEPS)
 
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """In the same order as the pool: the unix socket, then host and port."""
+        target = self._target
+        if target.unix_path:
+            with contextlib.suppress(OSError):
+                return await asyncio.open_unix_connection(target.unix_path, limit=_HEAD_LIMIT_BYTES)
+        return await asyncio.open_connection(
+            target.host,
+            target.port,
+            ssl=self._tls,
+            server_hostname=(target.server_name or target.host) if self._tls else None,
+            limit=_HEAD_LIMIT_BYTES,
+        )
+
     async def _ask(self) -> None:
         if self._kept is None:
-            self._kept = await asyncio.open_connection(
-                self._target.host,
-                self._target.port,
-                ssl=self._tls,
-                server_hostname=(self._target.server_name or self._target.host) if self._tls else None,
-                limit=_HEAD_LIMIT_BYTES,
-            )
+            self._kept = await self._connect()
         reader, writer = self._kept
         answered = False
         try:

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 from corral.contract.http import Target
 from corral.contract.view import FleetView, ViewModel, ViewNode, ViewReplica
 from corral.gateway.routing.in_flight import InFlight, SlotCounter
+from corral.gateway.routing.local_sockets import LocalSockets
 from corral.gateway.routing.pick import Policy
 from corral.gateway.routing.prefixes import PrefixIndex
 from corral.gateway.routing.queue import FairQueue
@@ -133,14 +134,22 @@ def ingress_target(url: str, node_id: str) -> Target | None:
     return Target(host=parts.hostname, port=port or 80)
 
 
+def _target_of(node: ViewNode, local_sockets: LocalSockets | None) -> Target | None:
+    target = ingress_target(node.ingress_url, node.id)
+    return target if target is None or local_sockets is None else local_sockets.add_to(target, node.id)
+
+
 def place_replicas(
-    view: FleetView, model_routes: dict[str, ModelRoute], in_flight: InFlight, controller: Target | None = None
+    view: FleetView,
+    model_routes: dict[str, ModelRoute],
+    in_flight: InFlight,
+    controller: Target | None = None,
+    local_sockets: LocalSockets | None = None,
 ) -> None:
     """Give each model its replicas of the view, with the counters they had before. `controller`: the target for nodes
     without an ingress of their own."""
     nodes = {
-        node.id: (node, controller if node.via_controller else ingress_target(node.ingress_url, node.id))
-        for node in view.nodes
+        node.id: (node, controller if node.via_controller else _target_of(node, local_sockets)) for node in view.nodes
     }
     found: dict[str, list[ReplicaTarget]] = {name: [] for name in model_routes}
     for seen in view.replicas:

@@ -20,6 +20,7 @@ from corral.gateway import responses
 from corral.gateway.responses import Response
 from corral.gateway.routing.in_flight import InFlight
 from corral.gateway.routing.load_watcher import LoadWatcher
+from corral.gateway.routing.local_sockets import LocalSockets
 from corral.gateway.routing.pick import BUSY, Picked, Policy, PrefixMatch, pick, pick_by_prefix
 from corral.gateway.routing.prefixes import BLOCK, PrefixIndex, hash_blocks
 from corral.gateway.routing.queue import Waiter
@@ -57,15 +58,17 @@ class ReplicaRouter:
         refresh: Callable[[], Awaitable[None]],
         *,
         controller: Target | None = None,
+        local_sockets: LocalSockets | None = None,
     ) -> None:
         """`refresh` waits for a view that is read from now on. `controller`: the target for nodes without an ingress of
-        their own."""
+        their own. `local_sockets`: of workers on this machine."""
         self._in_flight = in_flight
         self._loads = loads
         self._clock = clock
         self._options = options
         self._refresh = refresh
         self._controller = controller
+        self._local_sockets = local_sockets
         self._model_routes: dict[str, ModelRoute] = {}  # by the model's own name
         self._by_name: dict[str, ModelRoute] = {}  # by name and alias
         self._ready: dict[str, ModelRoute] = {}  # by own name, models with replicas only
@@ -86,7 +89,7 @@ class ReplicaRouter:
             if model.alias in self._model_routes:  # an alias of an alias is not resolved
                 self._by_name[name] = self._model_routes[model.alias]
         self._suggestions = ModelSuggestions(self._by_name)
-        place_replicas(view, self._model_routes, self._in_flight, self._controller)
+        place_replicas(view, self._model_routes, self._in_flight, self._controller, self._local_sockets)
         self._nodes_at = self._find_nodes()
         self._loads.retain(self._model_routes.keys())
         self._ready = {name: model_route for name, model_route in self._model_routes.items() if model_route.replicas}

@@ -1,4 +1,5 @@
-"""The listening side of the ingress: one port, plain until the cluster grants a certificate, TLS from then on.
+"""The listening side of the ingress: one port, plain until the cluster grants a certificate, TLS from then on. Beside
+it a unix socket for a gateway on the same machine, if there is a folder for one: never TLS, the same routes and tokens.
 
 The relay serves and `routes.py` routes; this module opens and closes the port, and applies a registration to it.
 """
@@ -7,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 
+from corral.contract.local_sockets import local_socket
 from corral.contract.messages.nodes import IngressOffer, NodeRegistered
 from corral.kit.hosts import HostPort
 from corral.kit.log import get_log
@@ -37,18 +41,25 @@ class Ingress:
         now: Callable[[], float],
         *,
         shared_token: str = "",
+        node_id: str = "",
+        local_sockets: Path | None = None,
         inherited: Sequence[socket.socket] = (),
         limits: Limits | None = None,
     ) -> None:
-        """`shared_token`: the token of a LocalAI controller, if the controller is one. `inherited`: listening sockets
-        of the worker that this one takes over from."""
+        """`shared_token`: the token of a LocalAI controller, if the controller is one. `node_id`: of an earlier
+        registration. `local_sockets`: the folder of the unix socket. `inherited`: listening sockets of the worker that
+        this one takes over from."""
         self._where = where
         self._routes = routes
         self._tokens = tokens
         self._certificate = certificate
         self._now = now
         self._shared_token = shared_token
-        self._inherited = list(inherited)
+        self._inherited = [sock for sock in inherited if sock.family != socket.AF_UNIX]
+        self._inherited_local = [sock for sock in inherited if sock.family == socket.AF_UNIX]
+        self._node_id = node_id
+        self._local_sockets = local_sockets
+        self._local_path = ""  # where the server listens
         self._limits = limits
         self._pool: UpstreamPool | None = None
         self._server: RelayServer | None = None
@@ -94,8 +105,11 @@ class Ingress:
             await self.take_certificate(reply)
         else:  # a signing request went with the registration, so this cluster has no CA
             self._certificate.drop()
+        self._node_id = reply.id
         if self._secure != (self._certificate.context is not None):
             await self._relisten()
+        else:
+            await self._listen_locally()
 
     async def take_certificate(self, reply: NodeRegistered) -> None:
         if reply.ingress is not None and reply.ingress.certificate:
@@ -119,8 +133,39 @@ class Ingress:
             log.warning("the default port is in use, using another", taken=self.port)
             self.port = 0
             self.port = await self._bind(server)
-        self._server, self._secure = server, context is not None
+        self._server, self._secure, self._local_path = server, context is not None, ""
         log.info("ingress listens", host=self._where.host or "every interface", port=self.port, tls=self._secure)
+        await self._listen_locally()
+
+    async def _listen_locally(self) -> None:
+        """Listen on the unix socket of this node's id and port. Gateways do without it, so a failure is no error."""
+        path = "" if self._local_sockets is None else local_socket(self._local_sockets, self._node_id, self.port)
+        inherited = self._take_inherited_local(path)
+        server = self._server
+        if server is None or path == self._local_path:
+            return
+        if self._local_path:
+            server.close_unix(self._local_path)
+        self._local_path = path
+        try:
+            if inherited is not None:
+                await server.listen_on_unix(inherited)
+            elif path:
+                await server.listen_unix(path)
+        except OSError as error:
+            self._local_path = ""
+            log.warning("no unix socket for gateways on this machine", path=path, reason=error.strerror or str(error))
+
+    def _take_inherited_local(self, path: str) -> socket.socket | None:
+        """The unix socket of the worker before this one, if it still has this path."""
+        inherited, self._inherited_local = self._inherited_local, []
+        found = None
+        for sock in inherited:
+            if path and sock.getsockname() == path and os.path.exists(path):
+                found = sock
+            else:
+                sock.close()
+        return found
 
     def descriptors(self) -> list[int]:
         return self._server.descriptors() if self._server is not None else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from corral.contract.local_sockets import check_socket_folder
 from corral.kit.hosts import parse_host_port
 from corral.kit.settings import BadSettings, setting, valid_port
 
@@ -59,6 +60,13 @@ class IngressSettings:
         aliases=("LOCALAI_ADVERTISE_HTTP_ADDR",),
         parse=str.strip,
         check=_host_port,
+    )
+    local_sockets: Path | None = setting(
+        "folder for a unix socket of the ingress; a gateway on this machine that has the same folder uses it in place "
+        "of TCP. `corral up` sets it",
+        default=None,
+        check=check_socket_folder,
+        advanced=True,
     )
 
 
