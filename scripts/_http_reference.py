@@ -52,6 +52,7 @@ SERVICES = (
     "integrity",
     "join_tokens",
     "models",
+    "blob_peers",
     "node_api",
     "nodes",
     "operations",

@@ -39,6 +39,7 @@ from tests.support.processes import free_port
 _UNUSED = (
     "join_tokens",
     "node_api",
+    "blob_peers",
     "nodes",
     "ingresses",
     "views",

@@ -186,6 +186,7 @@ def _page_app(
     unused = dict.fromkeys(
         (
             "node_api",
+            "blob_peers",
             "views",
             "readiness",
             "controller_metrics",

@@ -10,6 +10,7 @@ from corral.contract.codec import Message, always
 ANY_NODE = "*"
 CONTROLLERS = "controllers"  # audience of tokens that open controllers' own listeners, and no node's
 LONGEST_LIFE_S = 3600
+PEER_LIFE_S = 300  # of tokens that one worker shows to another
 
 
 class Scope(StrEnum):
@@ -26,6 +27,7 @@ class AccessClaims(Message, frozen=True):
     scope: tuple[str, ...] = always(tuple)
     exp: int = always(int)  # seconds since the epoch, on the controllers' clock
     credential: str = ""  # of tokens made for a node: which of its credentials it held then; they end together
+    digests: tuple[str, ...] = ()  # of tokens that a worker shows to another: the blobs that it may read there
 
 
 def refusal(claims: AccessClaims, *, node: str, scope: Scope, now: float) -> str | None:

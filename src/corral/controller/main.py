@@ -103,7 +103,9 @@ async def serve(
         presence = Presence(
             store, runtime.instance, clock, interval_s=settings.runtime.lease_ttl_s / 3, blob_url=files.url
         )
-        services = api_services(settings, runtime, trust, nodes, catalogue, backends, models, fetches, replicas, demand)
+        services = api_services(
+            settings, runtime, trust, nodes, catalogue, backends, models, fetches, replicas, demand, files.peers
+        )
         app = build_app(services, access_service=trust.access, ca_pem=trust.ca_pem)
         parts = (
             runtime.feed,

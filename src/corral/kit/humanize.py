@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+_BYTE_COUNT = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,9})?)\s*(?P<unit>|b|[kmgt]i?b?)(?:/s)?")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -17,6 +19,17 @@ def format_bytes(count: int) -> str:
             break
         size /= 1024
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def parse_byte_count(text: str) -> float:
+    """The number in `20MB`, `512 KiB/s` or `1000`. Raises ValueError with a sentence."""
+    found = _BYTE_COUNT.fullmatch(text.strip().lower())
+    if found is None:
+        raise ValueError(f"{text!r} is not a number of bytes; give one such as 20MB or 512KiB")
+    unit = found["unit"]
+    base = 1024 if "i" in unit else 1000
+    power = " kmgt".index(unit[:1] if unit[:1] not in ("", "b") else " ")
+    return float(found["number"]) * float(base**power)
 
 
 def first_and_last_line(text: str) -> str:

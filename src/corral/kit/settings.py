@@ -328,6 +328,10 @@ def positive(value: float) -> str | None:
     return None if value > 0 else "must be more than zero"
 
 
+def not_negative(value: float) -> str | None:
+    return None if value >= 0 else "must not be less than zero"
+
+
 def at_least_one(value: int) -> str | None:
     return None if value >= 1 else f"{value} is less than 1"
 

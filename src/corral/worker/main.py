@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from corral.blobs.swarm.rate_limit import RateLimit
 from corral.bus.api import Bus
+from corral.contract.messages.blobs import AnnounceBlobs, BlobHints
 from corral.contract.messages.nodes import NodeRegistered, RegisterNode
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
@@ -38,8 +40,11 @@ from corral.worker.agent.join.registration import advertised_addresses, describe
 from corral.worker.agent.join.trust import establish_trust
 from corral.worker.agent.leave import at_most, stop_backends
 from corral.worker.agent.server_clock import ServerClock
+from corral.worker.files.blob_exchange import RevokedNodes
+from corral.worker.files.served_blobs import ServedBlobs
 from corral.worker.hardware.monitor import HardwareMonitor
 from corral.worker.hardware.probe import HardwareProbe
+from corral.worker.ingress.blobs import BlobRoutes
 from corral.worker.ingress.bridges import open_request_files
 from corral.worker.ingress.certificate import IngressCertificate
 from corral.worker.ingress.load_reports import LoadReports
@@ -78,6 +83,8 @@ class Parts:
     supervisor: Supervisor
     routes: IngressRoutes
     hardware: HardwareMonitor
+    served: ServedBlobs
+    revoked: RevokedNodes
 
 
 async def serve(
@@ -161,6 +168,9 @@ def make_parts(settings: WorkerSettings, clock: Clock) -> Parts:
         on_change=wake.set,
     )
     files = open_request_files(node.data / "requests", user.name)
+    served, revoked = ServedBlobs(), RevokedNodes(server_clock.now)
+    max_upload = RateLimit(settings.install.max_upload, clock)
+    blobs = BlobRoutes(served, tokens, revoked, max_upload, on_sent=metrics.sent_blob_bytes.inc)
     return Parts(
         clock=clock,
         identity=identity,
@@ -173,8 +183,10 @@ def make_parts(settings: WorkerSettings, clock: Clock) -> Parts:
         tokens=tokens,
         wake=wake,
         supervisor=supervisor,
-        routes=IngressRoutes(status, tokens, metrics, supervisor.find, supervisor.logs, files),
+        routes=IngressRoutes(status, tokens, metrics, supervisor.find, supervisor.logs, files, blobs),
         hardware=hardware,
+        served=served,
+        revoked=revoked,
     )
 
 
@@ -202,6 +214,12 @@ async def work(
         async def fresh_blob_token() -> str:
             return (await registrar.renew()).blob_token
 
+        async def announce_blobs(announced: AnnounceBlobs) -> BlobHints | None:
+            who = parts.identity.current
+            if not who.node_id or not who.node_token:  # not a member, or of a LocalAI controller
+                return None
+            return await api.announce_blobs(who.node_id, who.node_token, announced)
+
         localai: LocalAIOrders | None = None
 
         def make_localai(backend_parts: BackendParts) -> LocalAIOrders | None:
@@ -217,7 +235,7 @@ async def work(
                 parts.supervisor,
                 parts.routes.replicas,
                 lambda: parts.hardware.report,
-                Cluster(parts.url, trust, fresh_blob_token),
+                Cluster(parts.url, trust, fresh_blob_token, announce_blobs, parts.served, parts.revoked.revoke),
                 clock=clock,
                 env=os.environ,
                 metrics=parts.metrics,

@@ -34,6 +34,16 @@ class WorkerMetrics:
             "corral_worker_ingress_in_flight", "Requests under way at the ingress.", registry=self.registry
         )
 
+        self.received_blob_bytes = Counter(
+            "corral_worker_blob_received_bytes",
+            "Verified bytes of blobs, by kind of source: controller or peer.",
+            ["source"],
+            registry=self.registry,
+        )
+        self.sent_blob_bytes = Counter(
+            "corral_worker_blob_sent_bytes", "Bytes of blobs that were sent to other workers.", registry=self.registry
+        )
+
         self.orders = Counter(
             "corral_worker_orders",
             "Accepted orders that have ended, by kind.",

@@ -15,6 +15,8 @@ from corral.blobs.oci.credentials import DockerConfig
 from corral.blobs.oci.registry import RegistryClient, RegistrySettings
 from corral.blobs.sources.context import SourceContext
 from corral.blobs.store import BlobStore
+from corral.blobs.swarm.planner import SourceKind
+from corral.blobs.swarm.rate_limit import RateLimit
 from corral.blobs.transfer.fetcher import Fetcher
 from corral.blobs.transfer.remote import HttpTimeouts, open_session
 from corral.contract.hardware import HardwareReport
@@ -32,8 +34,10 @@ from corral.worker.agent.orders.replacement import ProcessReplacer
 from corral.worker.agent.orders.replicas import ReplicaOrders
 from corral.worker.agent.orders.runner import EventPublisher, OrderRunner, Outcomes
 from corral.worker.agent.orders.subscriptions import OrderSubscriptions
+from corral.worker.files.blob_exchange import Announce, PeerExchange
 from corral.worker.files.fleet_blobs import FleetBlobs
 from corral.worker.files.model_files import CleanupPolicy, WorkerFiles
+from corral.worker.files.served_blobs import ServedBlobs
 from corral.worker.ingress.replicas import ReplicaRelay
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.requests import InstallFolders
@@ -52,6 +56,9 @@ class Cluster:
     url: str
     trust: ssl.SSLContext | None
     fresh_blob_token: Callable[[], Awaitable[str]]
+    announce_blobs: Announce
+    served: ServedBlobs
+    on_revoked: Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ async def open_backends(
     publisher = EventPublisher()
     async with (
         _open_sources(settings, report().platform, clock, env) as sources,
-        _open_files(settings, supervisor, cluster, clock) as files,
+        _open_files(settings, supervisor, cluster, clock, metrics) as (files, exchange),
         _make_resolver(settings, sources, report, clock, env) as resolver,
         OrderRunner(outcomes, publisher.publish_outcome, metrics=metrics, on_change=wake.set) as runner,
         background(sources.store.run(clock)),
@@ -131,7 +138,14 @@ async def open_backends(
             measure = run_every("usage", interval_s, supervisor.measure, clock=clock)
             check = run_every("libraries", interval_s, check_libraries, clock=clock)
             async with background(files.run(), measure, check):
-                yield BackendServices(publisher, reporter, OrderSubscriptions(backend_orders, replica_orders, files))
+                subscriptions = OrderSubscriptions(
+                    backend_orders,
+                    replica_orders,
+                    files,
+                    on_revoked=cluster.on_revoked,
+                    on_subscribed=exchange.announce_soon,
+                )
+                yield BackendServices(publisher, reporter, subscriptions)
         finally:
             sources.store.leave()
             files.leave()
@@ -159,18 +173,37 @@ async def _open_sources(
 
 @contextlib.asynccontextmanager
 async def _open_files(
-    settings: WorkerSettings, supervisor: Supervisor, cluster: Cluster, clock: Clock
-) -> AsyncIterator[WorkerFiles]:
+    settings: WorkerSettings, supervisor: Supervisor, cluster: Cluster, clock: Clock, metrics: WorkerMetrics
+) -> AsyncIterator[tuple[WorkerFiles, PeerExchange]]:
     times = HttpTimeouts(stall_s=settings.install.download_stall_s)
+    max_download = RateLimit(settings.install.max_download, clock)
+
+    def on_received(kind: SourceKind, count: int) -> None:
+        metrics.received_blob_bytes.labels(source=kind.value).inc(count)
+
     async with open_session(times, trust=cluster.trust, inside=True) as session:
-        yield WorkerFiles(
+        exchange = PeerExchange(cluster.served, session, cluster.announce_blobs, clock, max_download=max_download)
+        fleet = FleetBlobs(
+            session,
+            controller=cluster.url,
+            fresh_token=cluster.fresh_blob_token,
+            exchange=exchange,
+            max_download=max_download,
+            clock=clock,
+            on_received=on_received,
+        )
+        files = WorkerFiles(
             settings.node.models_dir,
-            FleetBlobs(session, controller=cluster.url, fresh_token=cluster.fresh_blob_token),
+            fleet,
             clock,
             nearby=settings.install.nearby_blobs,
             in_use=supervisor.model_files,
             cleanup=CleanupPolicy(unused_s=settings.install.keep_unused_files_s),
         )
+        if (store := files.find_store()) is not None:
+            cluster.served.add_store(store)
+        async with background(exchange.run()):
+            yield files, exchange
 
 
 def _make_resolver(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import corral
 from corral.contract import codec
-from corral.contract.messages import backends, files, hints, models, nodes, replicas
+from corral.contract.messages import backends, blobs, files, hints, models, nodes, replicas
 from corral.contract.subjects import Call, Event, Subject, sanitise
 
 
@@ -86,6 +86,7 @@ SUBJECTS = [
     (models.DELETE_MODEL.subject, "nodes.{node}.model.delete"),
     (models.LIST_RUNNING_MODELS.subject, "nodes.{node}.models.running"),
     (models.KEEP_MODELS.subject, "nodes.{node}.models.keep"),
+    (blobs.REVOKE_BLOB_TOKENS.subject, "nodes.{node}.blobs.revoke"),
     (replicas.START_REPLICA_PROGRESS.subject, "nodes.{node}.replica.start.{op}.progress"),
     (nodes.STOP_NODE.subject, "nodes.{node}.stop"),
     (nodes.NODE_HEARTBEAT.subject, "nodes.{node}.heartbeat"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corral.kit.humanize import first_and_last_line, format_bytes
+from corral.kit.humanize import first_and_last_line, format_bytes, parse_byte_count
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,25 @@ def test_format_bytes(count: int, text: str) -> None:
 )
 def test_first_and_last_line(text: str, short: str) -> None:
     assert first_and_last_line(text) == short
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("0", 0),
+        ("1000", 1000),
+        ("20MB", 20e6),
+        ("512 KiB/s", 512 * 1024),
+        ("1.5g", 1.5e9),
+        ("3b", 3),
+        ("2TiB", 2 << 40),
+    ],
+)
+def test_parse_byte_count(text: str, count: float) -> None:
+    assert parse_byte_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1", "1 bit", "20 MB per second", "1e9", "∞"])
+def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="20MB"):
+        parse_byte_count(text)

@@ -205,6 +205,7 @@ class SwarmDownload:
         self._arriving.pop(request, None)
         if request.chunk not in self._planner.have:
             self.received[request.source] += count
+            self._on_received(self._sources[request.source].kind, count)
         for other in self._planner.on_chunk(request, self._monotonic()):
             if (task := self._tasks.get(other)) is not None:
                 task.cancel()
@@ -218,7 +219,6 @@ class SwarmDownload:
             self._space.require(self.file.path.parent, 0, self.name)
         self._hash_wake.set()
         self._report()
-        self._on_received(self._sources[request.source].kind, count)
         self.on_chunk()
 
     def _report(self) -> None:

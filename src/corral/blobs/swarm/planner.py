@@ -99,7 +99,7 @@ class ChunkPlanner:
     # What happened
 
     def on_chunk(self, request: ChunkRequest, now_s: float) -> tuple[ChunkRequest, ...]:
-        """The chunk arrived and is verified. Returns the open requests for the same chunk: cancel them."""
+        """The chunk arrived and is verified. Returns the other requests for the same chunk, closed now: cancel them."""
         began_s = self._close(request)
         if began_s is not None:
             took_s = now_s - began_s
@@ -107,7 +107,10 @@ class ChunkPlanner:
         self._sources[request.source].failures = 0
         self._arrived_s = now_s
         self.have = self.have.add(request.chunk)
-        return tuple(ChunkRequest(name, request.chunk) for name, _ in self._requested(request.chunk))
+        losers = tuple(ChunkRequest(name, request.chunk) for name, _ in self._requested(request.chunk))
+        for loser in losers:
+            self._close(loser)
+        return losers
 
     def on_failure(self, request: ChunkRequest, now_s: float, *, is_final: bool = False) -> None:
         """The request failed: leave the source alone for a while. `is_final`: it counts as lost at once."""

@@ -24,8 +24,18 @@ class IngressTokens:
     def public_key(self) -> str:
         return self._signer.public_key
 
-    def sign(self, sub: str, scopes: Iterable[Scope], *, aud: str = ANY_NODE, life_s: float = LONGEST_LIFE_S) -> str:
-        return self._sign(AccessClaims(sub=sub, aud=aud, scope=_names(scopes), exp=self._expiry(life_s)))
+    def sign(
+        self,
+        sub: str,
+        scopes: Iterable[Scope],
+        *,
+        aud: str = ANY_NODE,
+        life_s: float = LONGEST_LIFE_S,
+        digests: tuple[str, ...] = (),
+    ) -> str:
+        return self._sign(
+            AccessClaims(sub=sub, aud=aud, scope=_names(scopes), exp=self._expiry(life_s), digests=digests)
+        )
 
     def sign_for_node(self, node_id: str, credential: str) -> str:
         """What a node shows at controllers' blob listeners. It opens no other node, and ends with this credential."""

@@ -8,9 +8,11 @@ import msgspec
 from litestar import Controller, Request, Response, delete, get, post
 
 from corral.contract.codec import Message, Undecodable, decode, encode
+from corral.contract.messages.blobs import AnnounceBlobs
 from corral.contract.messages.nodes import HttpHeartbeat, RegisterNode
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import bearer_of, seen_from
+from corral.controller.files.swarm.blob_peers import BlobPeers
 from corral.controller.registry.admission import NodeApi, NodeCaller
 from corral.controller.replicas.listing import ReplicaListing
 from corral.kit.errors import Invalid, Unauthenticated
@@ -71,6 +73,15 @@ class NodeApiRoutes(Controller):
     async def leave(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> dict[str, str]:
         await node_api.deregister(node_id, await _caller(request, access))
         return {"message": "node set to offline"}
+
+    @post("/{node_id:str}/blobs", summary="Announce blobs, and ask which workers have the wanted ones", status_code=200)
+    async def blobs(
+        self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access, blob_peers: BlobPeers
+    ) -> Response[bytes]:
+        node = await node_api.authenticate(node_id, await _caller(request, access))
+        announced = await _body(request, AnnounceBlobs)
+        url = node.ingress_url.rstrip("/") if node.protocol else ""
+        return _json(blob_peers.exchange(node.id, node.name, url, announced))
 
     @get("/{node_id:str}/models", summary="List the replicas that the controller expects on the calling worker")
     async def models(

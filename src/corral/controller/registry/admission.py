@@ -169,9 +169,9 @@ class NodeApi:
         self._heartbeats.forget(node_id)
         await self._changes.apply(node_id, NodeEvent.LEFT)
 
-    async def authenticate(self, node_id: str, caller: NodeCaller) -> None:
-        """Raises unless the caller is this very node."""
-        await self._authenticated(node_id, caller)
+    async def authenticate(self, node_id: str, caller: NodeCaller) -> Node:
+        """The calling node. Raises unless the caller is this very node."""
+        return await self._authenticated(node_id, caller)
 
     async def _authenticated(self, node_id: str, caller: NodeCaller) -> Node:
         """The node whose own token this is. One node's token opens nothing of another's."""

@@ -21,6 +21,8 @@ from corral.controller.files.missing_blobs import MissingBlobs
 from corral.controller.files.model_files import FileRetention, ModelFiles
 from corral.controller.files.packages import Packages
 from corral.controller.files.sizes import FileSizes
+from corral.controller.files.swarm.blob_peers import BlobPeers
+from corral.controller.files.swarm.blob_tracker import BlobTracker
 from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.access import Trust
 from corral.controller.wiring.runtime import Part, Runtime
@@ -34,6 +36,7 @@ class OpenedFiles:
     files: ModelFiles
     sizes: FileSizes
     url: str  # of the listener, for workers, which fill in `{host}`
+    peers: BlobPeers
     parts: tuple[Part, ...]  # to be run
 
 
@@ -85,7 +88,9 @@ async def open_model_files(
             settings.files, blobs, tokens.public_key, clock, active, is_expected=missing.is_expected
         ) as url:
             blob_urls.own = url
-            yield OpenedFiles(files, FileSizes(own, resolver_settings.folders), url, (files, blob_urls, missing))
+            peers = BlobPeers(BlobTracker(), tokens, active, runtime.bus, clock, ca_pem=trust.ca_pem)
+            sizes = FileSizes(own, resolver_settings.folders)
+            yield OpenedFiles(files, sizes, url, peers, (files, blob_urls, missing, peers))
 
 
 def fetch_pace(settings: ControllerSettings) -> FetchPace:

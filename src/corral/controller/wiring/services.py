@@ -10,6 +10,7 @@ from corral.controller.api.overview import Overview
 from corral.controller.backends.galleries import Galleries
 from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.files.fetches import Fetches
+from corral.controller.files.swarm.blob_peers import BlobPeers
 from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.gateways.demand import Demand
 from corral.controller.gateways.receipts import ReceiptService
@@ -36,6 +37,7 @@ def api_services(
     fetches: Fetches,
     replicas: Replicas,
     demand: Demand,
+    blob_peers: BlobPeers,
 ) -> dict[str, Any]:
     store, bus, clock, issuer = runtime.store, runtime.bus, runtime.clock, runtime.bus_setup.issuer
     gallery_status = GalleryStatus({"backends": catalogue.library, "models": models.library})
@@ -53,6 +55,7 @@ def api_services(
         "access": trust.access,
         "join_tokens": JoinTokens(store, runtime.feed, public_url=settings.listen.public_url, ca=trust.ca),
         "node_api": nodes.api,
+        "blob_peers": blob_peers,
         "nodes": nodes.admin,
         "ingresses": trust.ingresses,
         "feed": runtime.feed,

@@ -51,6 +51,9 @@ class BlobExchange(Protocol):
 
     def take_part(self, download: SwarmDownload, store: BlobStore) -> AbstractAsyncContextManager[None]: ...
 
+    def announce_soon(self) -> None:
+        """A blob was stored."""
+
 
 class SourceToken:
     """The token for controllers; renewed when a controller refuses it, once for all requests."""
@@ -130,7 +133,10 @@ class FleetBlobs:
             if listed is None:
                 return await self._obtain_whole(store, wanted, urls, source_token, on_named_progress)
             fetch = partial(self._download, store, wanted.digest, listed, urls, source_token, name)
-            return await store.assemble(wanted, fetch, on_named_progress)
+            blob = await store.assemble(wanted, fetch, on_named_progress)
+            if self._exchange is not None:
+                self._exchange.announce_soon()
+            return blob
         except (Unreachable, NotFound, Denied, Failed) as error:
             raise type(error)(f"{name}: {error.message}") from error
 
@@ -163,7 +169,7 @@ class FleetBlobs:
             space=self._space,
             seed=random.randrange(1 << 30),
             on_received=self._on_received,
-            on_banned=banned.append,
+            on_banned=lambda source: banned.append(source) if source not in banned else None,
         )
         for number, url in enumerate(urls, 1):
             named = CONTROLLER if number == 1 else f"{CONTROLLER}-{number}"

@@ -163,6 +163,10 @@ class WorkerFiles:
         if (self._models / BLOBS).is_dir():
             await self._store.sweep_finished(await run_uncancelled(self._linked))
 
+    def find_store(self) -> BlobStore | None:
+        """The store, unless nothing was ever fetched."""
+        return self._store if (self._models / BLOBS).is_dir() else None
+
     # Inside
 
     @property

@@ -14,6 +14,7 @@ from corral.contract.http import Request, Responder
 from corral.inference.request_files import RequestFiles
 from corral.kit.log import get_log
 from corral.worker.ingress import logs, replicas
+from corral.worker.ingress.blobs import ROUTE, BlobRoutes
 from corral.worker.ingress.bridges import Bridges
 from corral.worker.ingress.fast_path import IngressFastPath
 from corral.worker.ingress.in_flight import InFlight
@@ -44,9 +45,10 @@ class IngressRoutes:
         find: replicas.Find,
         book: LogBook,
         files: RequestFiles,
+        blobs: BlobRoutes | None = None,
     ) -> None:
         """`find` returns the process with an id, if it serves; `book` has the logs of processes; `files` keeps files of
-        requests where backends can read and write them."""
+        requests where backends can read and write them. `blobs` None: no blob is served."""
         self._status = status
         self._tokens = tokens
         self._metrics = metrics
@@ -56,6 +58,7 @@ class IngressRoutes:
         self._open_requests = 0
         metrics.in_flight.set_function(lambda: self._open_requests + self.fast_path.running)
         self._logs = logs.LogRoutes(book)
+        self._blobs = blobs
         self._open: dict[bytes, Serve] = {b"/healthz": self._healthz, b"/readyz": self._readyz}
         self._guarded: dict[bytes, tuple[Scope, Serve]] = {
             b"/corral/hello": (Scope.PROBE, self._hello),
@@ -92,6 +95,8 @@ class IngressRoutes:
             return _REPLICAS, Scope.REPLICAS, self.replicas.handle
         if route == logs.PREFIX or route.startswith(logs.PREFIX + b"/"):
             return "/v1/backend-logs", Scope.LOGS, self._logs.handle
+        if self._blobs is not None and route.startswith(ROUTE):
+            return "/blobs", Scope.BLOBS, self._blobs.handle
         if route.startswith(_FILES):
             return "/v1/files", Scope.FILES, self._no_files
         return "other", None, self._unknown

@@ -59,6 +59,10 @@ class TokenVerifier:
         claims = self._verified.get(_bearer(authorization))
         return 0.0 if claims is None else max(0.0, claims.exp - self._now())
 
+    def claims(self, authorization: bytes) -> AccessClaims | None:
+        """The claims of a token that `check` accepted; None for another."""
+        return self._verified.get(_bearer(authorization))
+
     def check(self, authorization: bytes | None, scope: Scope | None) -> TokenRejected | None:
         """None when the token is valid for this scope. Without a scope, any token for this node is."""
         if authorization is None:

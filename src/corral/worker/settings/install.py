@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.gallery.galleries import DEFAULT_GALLERIES, check_galleries
-from corral.kit.settings import Seconds, positive, setting
+from corral.kit.humanize import parse_byte_count
+from corral.kit.settings import Seconds, not_negative, positive, setting
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,18 @@ class InstallSettings:
         default=Seconds(60),
         check=positive,
         advanced=True,
+    )
+    max_upload: float = setting(
+        "bytes per second that this worker sends to other workers, such as 20MB or 512KiB; 0 = no limit",
+        default=0.0,
+        parse=parse_byte_count,
+        check=not_negative,
+    )
+    max_download: float = setting(
+        "bytes per second at which this worker fetches model files from controllers and other workers; 0 = no limit",
+        default=0.0,
+        parse=parse_byte_count,
+        check=not_negative,
     )
     nearby_blobs: Path | None = setting(
         "blob folder of a controller on this machine and disk: model files there are linked instead of fetched",

@@ -18,6 +18,7 @@ from corral.contract.messages.backends import (
     UPGRADE_BACKEND,
     VERIFY_BACKEND,
 )
+from corral.contract.messages.blobs import REVOKE_BLOB_TOKENS, RevokeBlobTokens
 from corral.contract.messages.models import KEEP_MODELS, KeepModels
 from corral.contract.messages.nodes import STOP_NODE
 from corral.contract.messages.replicas import START_REPLICA, STOP_REPLICA
@@ -32,10 +33,21 @@ MAX_PARALLEL = 256  # of orders that are answered when they are done
 
 
 class OrderSubscriptions:
-    def __init__(self, backends: BackendOrders, replicas: ReplicaOrders, files: WorkerFiles) -> None:
+    def __init__(
+        self,
+        backends: BackendOrders,
+        replicas: ReplicaOrders,
+        files: WorkerFiles,
+        *,
+        on_revoked: Callable[[str, int], None],
+        on_subscribed: Callable[[], None],
+    ) -> None:
+        """`on_revoked` gets a node and a time: its tokens that expire until then are not valid any more."""
         self._backends = backends
         self._replicas = replicas
         self._files = files
+        self._on_revoked = on_revoked
+        self._on_subscribed = on_subscribed
 
     async def subscribe(self, bus: Bus, node: str, *, on_stop: Callable[[], None]) -> None:
         """`on_stop` is called when the controller orders this node to leave."""
@@ -54,7 +66,12 @@ class OrderSubscriptions:
         await bus.serve(START_REPLICA, replicas.start, concurrency=MAX_PARALLEL, node=node)
         await bus.serve(STOP_REPLICA, replicas.stop, concurrency=MAX_PARALLEL, node=node)
         await bus.subscribe(KEEP_MODELS, self.keep_models, node=node)
+        await bus.subscribe(REVOKE_BLOB_TOKENS, self.revoke_blob_tokens, node=node)
         await bus.subscribe_bytes(STOP_NODE, stop_node, node=node)
+        self._on_subscribed()
+
+    async def revoke_blob_tokens(self, event: RevokeBlobTokens, _tokens: Tokens) -> None:
+        self._on_revoked(event.node_id, event.until)
 
     async def keep_models(self, event: KeepModels, _tokens: Tokens) -> None:
         await self._files.keep_only(event.models)

@@ -1,0 +1,1 @@
+"""Blobs between workers, as the controller sees them: who has what, and whom to ask."""
