@@ -23,16 +23,17 @@ from corral.contract.messages.backends import UpgradeInfo
 from corral.controller.api.auth import admins, viewers
 from corral.controller.api.errors import plain as refuse
 from corral.controller.api.operations import (
+    DELETION,
+    VERSION_CHANGE,
     AnyRequest,
-    Force,
     JobId,
-    MaxParallel,
     Node,
     Plan,
     Selector,
     accept,
     answer_job,
     not_done_yet,
+    plain_name,
     read_operation_request,
 )
 from corral.controller.backends.catalogue import Catalogue
@@ -137,7 +138,7 @@ class BackendRoutes(Controller):
         selector: Selector = "",
         plan: Plan = False,
     ) -> Response[JobAccepted | PlanView]:
-        body = BackendBody(backend=_plain_name(name), node=node, selector=selector, force=True)
+        body = BackendBody(backend=plain_name(name), node=node, selector=selector, force=True)
         return await _ask(request, operations, OperationKind.INSTALL, body, plan)
 
     @post("/install-external", guards=(admins,), status_code=200, summary="Install a backend from a URI")
@@ -148,19 +149,17 @@ class BackendRoutes(Controller):
             raise Invalid("uri is required")
         return await _ask(request, operations, OperationKind.INSTALL, data, plan)
 
-    @post("/delete/{name:path}", guards=(admins,), status_code=200, summary="Delete a backend on all nodes or some")
+    @post(
+        "/delete/{name:path}",
+        guards=(admins,),
+        dependencies=DELETION,
+        status_code=200,
+        summary="Delete a backend on all nodes or some",
+    )
     async def delete(
-        self,
-        request: AnyRequest,
-        operations: Operations,
-        name: str,
-        node: Node = "",
-        selector: Selector = "",
-        force: Force = False,
-        plan: Plan = False,
+        self, request: AnyRequest, operations: Operations, wanted: BackendBody, plan: Plan = False
     ) -> Response[JobAccepted | PlanView]:
-        body = BackendBody(backend=_plain_name(name), node=node, selector=selector, force=force)
-        return await _ask(request, operations, OperationKind.DELETE, body, plan)
+        return await _ask(request, operations, OperationKind.DELETE, wanted, plan)
 
     @post(
         "/system/delete/{name:path}",
@@ -169,7 +168,7 @@ class BackendRoutes(Controller):
         summary="Delete a backend on every node; answers when it is deleted, or 202 if a node is away or needs long",
     )
     async def delete_now(self, request: AnyRequest, operations: Operations, name: str) -> Response[Any]:
-        body = BackendBody(backend=_plain_name(name))
+        body = BackendBody(backend=plain_name(name))
         job = await accept(operations, await read_operation_request(request, operations, OperationKind.DELETE, body))
         view = await operations.wait_settled(job.job_id, timeout_s=request.app.state.settle_s)
         if view.state == "done":
@@ -181,39 +180,28 @@ class BackendRoutes(Controller):
         return not_done_yet(job, view, view.message)
 
     @post(
-        "/upgrade/{name:path}", guards=(admins,), status_code=200, summary="Upgrade a backend on every node that has it"
+        "/upgrade/{name:path}",
+        guards=(admins,),
+        dependencies=VERSION_CHANGE,
+        status_code=200,
+        summary="Upgrade a backend on every node that has it",
     )
     async def upgrade(
-        self,
-        request: AnyRequest,
-        operations: Operations,
-        name: str,
-        node: Node = "",
-        selector: Selector = "",
-        max_parallel: MaxParallel = "",
-        plan: Plan = False,
+        self, request: AnyRequest, operations: Operations, wanted: BackendBody, plan: Plan = False
     ) -> Response[JobAccepted | PlanView]:
-        body = BackendBody(backend=_plain_name(name), node=node, selector=selector, max_parallel=max_parallel)
-        return await _ask(request, operations, OperationKind.UPGRADE, body, plan)
+        return await _ask(request, operations, OperationKind.UPGRADE, wanted, plan)
 
     @post(
         "/rollback/{name:path}",
         guards=(admins,),
+        dependencies=VERSION_CHANGE,
         status_code=200,
         summary="Roll a backend back to its previous version",
     )
     async def rollback(
-        self,
-        request: AnyRequest,
-        operations: Operations,
-        name: str,
-        node: Node = "",
-        selector: Selector = "",
-        max_parallel: MaxParallel = "",
-        plan: Plan = False,
+        self, request: AnyRequest, operations: Operations, wanted: BackendBody, plan: Plan = False
     ) -> Response[JobAccepted | PlanView]:
-        body = BackendBody(backend=_plain_name(name), node=node, selector=selector, max_parallel=max_parallel)
-        return await _ask(request, operations, OperationKind.ROLLBACK, body, plan)
+        return await _ask(request, operations, OperationKind.ROLLBACK, wanted, plan)
 
 
 async def _ask(
@@ -221,8 +209,3 @@ async def _ask(
 ) -> Response[JobAccepted | PlanView]:
     operation_request = await read_operation_request(request, operations, kind, body)
     return await answer_job(operations, operation_request, plan=plan, status=200)
-
-
-def _plain_name(path: str) -> str:
-    """A name from the path: one with a slash arrives as several segments."""
-    return path.removeprefix("/")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 from litestar import Controller, Request, Response, delete, get, post
+from litestar.di import Provide
 from litestar.params import Parameter
 from litestar.response import Stream
 
@@ -50,6 +51,24 @@ _DOING = {
     OperationKind.DELETE: "deletion",
     OperationKind.ROLLBACK: "rollback",
 }
+
+
+def _deletion(name: str, node: Node = "", selector: Selector = "", force: Force = False) -> BackendBody:
+    return BackendBody(backend=plain_name(name), node=node, selector=selector, force=force)
+
+
+def _version_change(name: str, node: Node = "", selector: Selector = "", max_parallel: MaxParallel = "") -> BackendBody:
+    return BackendBody(backend=plain_name(name), node=node, selector=selector, max_parallel=max_parallel)
+
+
+# Handlers that name the backend in the path receive the body that path and query stand for, as `wanted`.
+DELETION = {"wanted": Provide(_deletion, sync_to_thread=False)}
+VERSION_CHANGE = {"wanted": Provide(_version_change, sync_to_thread=False)}
+
+
+def plain_name(path: str) -> str:
+    """A name from the path: one with a slash arrives as several segments."""
+    return path.removeprefix("/")
 
 
 async def read_operation_request(

@@ -11,13 +11,11 @@ from corral.contract.admin import BackendBody, BackendJob, PlanView
 from corral.contract.messages.backends import UpgradeInfo
 from corral.controller.api.auth import admins, viewers
 from corral.controller.api.operations import (
+    DELETION,
+    VERSION_CHANGE,
     AnyRequest,
-    Force,
     JobId,
-    MaxParallel,
-    Node,
     Plan,
-    Selector,
     answer_backend_job,
     read_operation_request,
 )
@@ -76,34 +74,28 @@ class LocalAIBackendRoutes(Controller):
         operation_request = await read_operation_request(request, operations, OperationKind.INSTALL, data)
         return await answer_backend_job(request, operations, operation_request, plan=plan)
 
-    @post("/delete/{name:path}", guards=(admins,), status_code=200, summary="Delete a backend on all nodes or some")
+    @post(
+        "/delete/{name:path}",
+        guards=(admins,),
+        dependencies=DELETION,
+        status_code=200,
+        summary="Delete a backend on all nodes or some",
+    )
     async def delete(
-        self,
-        request: AnyRequest,
-        operations: Operations,
-        name: str,
-        node: Node = "",
-        selector: Selector = "",
-        force: Force = False,
-        plan: Plan = False,
+        self, request: AnyRequest, operations: Operations, wanted: BackendBody, plan: Plan = False
     ) -> Response[BackendJob | PlanView]:
-        body = BackendBody(backend=name.removeprefix("/"), node=node, selector=selector, force=force)
-        operation_request = await read_operation_request(request, operations, OperationKind.DELETE, body)
+        operation_request = await read_operation_request(request, operations, OperationKind.DELETE, wanted)
         return await answer_backend_job(request, operations, operation_request, plan=plan)
 
     @post(
-        "/upgrade/{name:path}", guards=(admins,), status_code=200, summary="Upgrade a backend on every node that has it"
+        "/upgrade/{name:path}",
+        guards=(admins,),
+        dependencies=VERSION_CHANGE,
+        status_code=200,
+        summary="Upgrade a backend on every node that has it",
     )
     async def upgrade(
-        self,
-        request: AnyRequest,
-        operations: Operations,
-        name: str,
-        node: Node = "",
-        selector: Selector = "",
-        max_parallel: MaxParallel = "",
-        plan: Plan = False,
+        self, request: AnyRequest, operations: Operations, wanted: BackendBody, plan: Plan = False
     ) -> Response[BackendJob | PlanView]:
-        body = BackendBody(backend=name.removeprefix("/"), node=node, selector=selector, max_parallel=max_parallel)
-        operation_request = await read_operation_request(request, operations, OperationKind.UPGRADE, body)
+        operation_request = await read_operation_request(request, operations, OperationKind.UPGRADE, wanted)
         return await answer_backend_job(request, operations, operation_request, plan=plan)
