@@ -12,19 +12,17 @@ import asyncio
 import hashlib
 import json
 import os
-import struct
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from media import MediaService
+from media import RATE, MediaService, wav
 from misbehaviour import Misbehaviour, from_environment, from_prompt
 
 from corral.contract import backend_pb2 as pb
 from corral.sdk import Backend, Busy, Chat, Model, ToolCall, serve
 from corral.sdk.backend import Piece
 
-RATE = 8000
 SPOKEN = b"mock says "  # in place of sound
 
 
@@ -86,10 +84,7 @@ class Mock(Backend):
     async def speak(self, text: str, voice: str) -> bytes:
         _, text = await self.begin(text)
         samples = SPOKEN + (f"{voice}: " if voice else "").encode() + text.encode()
-        samples += b"\0" * (len(samples) % 2)
-        form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, RATE * 2, 2, 16)
-        data = struct.pack("<4sI", b"data", len(samples)) + samples
-        return struct.pack("<4sI4s", b"RIFF", 4 + len(form) + len(data), b"WAVE") + form + data
+        return wav(samples)
 
     async def begin(self, text: str) -> tuple[Misbehaviour, str]:
         """What is wrong with this request, and the rest of what it says."""

@@ -13,7 +13,14 @@ import openai
 import pytest
 
 from tests.compat.localai_yard import ServingWorker, ServingYard
-from tests.support.mock_media import digest, image_request, image_size
+from tests.support.mock_media import (
+    digest,
+    image_request,
+    image_size,
+    object_request,
+    sound_request,
+    video_request,
+)
 from tests.support.postgres import Postgres, postgres
 from tests.support.waiting import until
 
@@ -91,6 +98,39 @@ async def test_files_of_media_go_to_the_worker_and_come_back(yard: ServingYard) 
         await until(lambda: any(".corral-requests" in path for path in worker.files.left()), "files of the request")
         hanging.cancel()
         await asyncio.gather(hanging, return_exceptions=True)
+        await until(lambda: not [path for path in worker.files.left() if ".corral-requests" in path], "files removed")
+
+
+async def test_videos_sounds_voices_and_depths(yard: ServingYard) -> None:
+    async with yard.worker("deft-hand") as worker:
+        await yard.model("artist")
+
+        async def ask(path: str, **body: object) -> Any:
+            return await yard.api("POST", path, {"model": "artist", **body})
+
+        start = base64.b64encode(b"start").decode()
+        video = await ask("/v1/videos", prompt="a horse", start_image=start, audio=start)
+        said = video_request(base64.b64decode(video["data"][0]["b64_json"]))
+        assert (said["start"], said["audio"], said["end"]) == (digest(b"start"), digest(b"start"), "")
+        made = await ask("/v1/3d/generations", image=start)
+        assert object_request(base64.b64decode(made["data"][0]["b64_json"]))["src"] == digest(b"start")
+
+        sound_body = {"model_id": "artist", "text": "rain"}
+        sound = await asyncio.to_thread(yard.cluster.api, yard.one, "POST", "/v1/sound-generation", sound_body)
+        assert (sound.status, sound_request(sound.body)) == (200, {"text": "rain"})
+        changed = await ask("/v1/audio/transformations", audio=start, response_format="b64_json", params={"stems": 2})
+        assert changed["stems"] == ["stem0", "stem1"]
+        assert [base64.b64decode(each["b64_json"])[44:] for each in changed["data"]] == [b"stem 0", b"stem 1"]
+        assert (await ask("/v1/voice/verify", audio1=start, audio2=start))["verified"] is True
+        assert (await ask("/v1/audio/classification", file=start, top_k=1))["detections"][0]["label"] == "t"
+
+        picture = (await ask("/v1/images/generations", prompt="x", size="2x2"))["data"][0]["b64_json"]
+        depth = await ask("/v1/depth", image=picture, exports=["glb", "colmap"])
+        assert depth["depth"] == [0.5] * 4
+        exported = {each["name"]: base64.b64decode(each["b64_json"]) for each in depth["exports"]}
+        assert exported["pointcloud.glb"] == b"glTF cloud"
+        assert sorted(exported) == ["colmap/cameras.txt", "colmap/points.txt", "pointcloud.glb"]
+        assert (await ask("/v1/detection", image=picture))["detections"][0]["width"] == 2
         await until(lambda: not [path for path in worker.files.left() if ".corral-requests" in path], "files removed")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 from tests.support.fleet import PATIENT, Fleet
 from tests.support.grown_fleet import grown_fleet
-from tests.support.mock_media import digest, image_request, image_size
+from tests.support.mock_media import digest, image_request, image_size, sound_request, video_request
+from tests.support.waiting import wait_for
 
 POLLY = """
 name: polly
@@ -87,6 +89,46 @@ def test_images_from_text_and_from_images(fleet: Fleet, client: openai.OpenAI) -
         client.images.generate(model="polly", prompt="")
     with pytest.raises(openai.BadRequestError, match="`model`"):
         client.images.edit(image=content, prompt="a hat")
+
+
+def test_other_media_are_routed_by_their_model_and_leave_receipts(fleet: Fleet, client: openai.OpenAI) -> None:
+    encoded = base64.b64encode(b"given").decode()
+    video = fleet.api("POST", "/v1/videos", {"model": "polly", "prompt": "a horse", "start_image": encoded})
+    assert video.status == 200, video.body
+    assert video_request(base64.b64decode(video.json()["data"][0]["b64_json"]))["start"] == digest(b"given")
+    sound = fleet.api("POST", "/v1/sound-generation", {"model_id": "polly", "text": "rain"})
+    assert (sound.status, sound_request(sound.body)) == (200, {"text": "rain"})
+    speech = fleet.api("POST", "/v1/audio/speech", {"model": "polly", "input": "hi", "stream_format": "sse"})
+    assert (speech.status, b"speech.audio.done" in speech.body) == (200, True)
+    for path, body, answer_key in (
+        ("/v1/audio/transformations", {"audio": encoded, "response_format": "b64_json"}, "data"),
+        ("/v1/audio/classification", {"file": encoded}, "detections"),
+        ("/v1/3d/generations", {"image": encoded}, "data"),
+        ("/v1/face/verify", {"img1": encoded, "img2": encoded}, "verified"),
+        ("/v1/voice/embed", {"audio": encoded}, "embedding"),
+    ):
+        found = fleet.api("POST", path, {"model": "polly", **body})
+        assert found.status == 200, found.body
+        assert found.json()[answer_key]
+    key = fleet.cli("keys", "create", "painter", "--role", "inference", "--json")
+    assert key.returncode == 0, key.stderr
+    secret = json.loads(key.stdout)["secret"]
+    drawn = fleet.api("POST", "/v1/images/generations", {"model": "polly", "prompt": "x"}, key=secret)
+    assert drawn.status == 200, drawn.body
+    for path, body, status in (
+        ("/v1/videos", {"prompt": "a horse"}, 400),
+        ("/v1/sound-generation", {"text": "rain"}, 400),
+        ("/v1/videos", {"model": "nobody", "prompt": "a horse"}, 404),
+        ("/videos", {"model": "polly", "prompt": "a horse"}, 404),
+    ):
+        assert fleet.api("POST", path, body).status == status
+
+    def has_receipts() -> bool:
+        rows = fleet.api("GET", "/api/requests?limit=100").json()["requests"]
+        counted = [row for row in rows if row["model"] == "polly" and row["status"] == 200]
+        return {"/v1/videos", "/v1/sound-generation"} <= {row.get("path", "") for row in counted}
+
+    wait_for(has_receipts, "receipts of the requests")
 
 
 def test_who_leaves_stops_the_generation(fleet: Fleet, client: openai.OpenAI) -> None:

@@ -28,3 +28,18 @@ def image_text(content: bytes) -> str:
 def image_request(content: bytes) -> dict[str, Any]:
     """The request that the mock got for this image."""
     return dict(json.loads(image_text(content)))
+
+
+def video_request(content: bytes) -> dict[str, Any]:
+    assert content[4:12] == b"ftypmp42"
+    return dict(json.loads(content[12:]))
+
+
+def object_request(content: bytes) -> dict[str, Any]:
+    assert content.startswith(b"glTF")
+    return dict(json.loads(content[4:]))
+
+
+def sound_request(content: bytes) -> dict[str, Any]:
+    assert content.startswith(b"RIFF")
+    return dict(json.loads(content[44:].rstrip(b"\0")))

@@ -56,4 +56,5 @@ def not_bridged(rpc: str, what: str) -> ApiError:
 
 
 def not_implemented(backend: str, rpc: str) -> ApiError:
-    return ApiError(501, f"The backend {backend} does not implement {rpc}.", code="not_implemented")
+    words = f"The backend {backend} does not implement {rpc}: use a model whose backend does."
+    return ApiError(501, words, code="not_implemented")

@@ -16,7 +16,17 @@ from corral.inference.grpc.client import BackendClient
 from corral.inference.openai.json_body import JsonBody
 from corral.inference.openai.media_body import read_json
 from corral.inference.request_files import RequestFiles
-from corral.inference.routes import completions, embeddings, images, speech, transcription, utilities
+from corral.inference.routes import (
+    completions,
+    embeddings,
+    images,
+    recognition,
+    sounds,
+    speech,
+    transcription,
+    utilities,
+    videos,
+)
 
 MAX_SHOWN_CHARS = 100
 
@@ -38,35 +48,37 @@ _FILE_ROUTES: dict[bytes, Callable[[BackendClient, Request, Responder, RequestFi
     b"/v1/audio/transcriptions": transcription.transcribe,
     b"/v1/audio/translations": transcription.translate,
     b"/v1/audio/diarization": transcription.diarize,
+    b"/v1/audio/speech": speech.create_speech,
+    b"/v1/audio/transformations": sounds.transform,
+    b"/v1/audio/transform": sounds.transform,
+    b"/v1/audio/classification": sounds.classify,
+    b"/v1/sound-generation": sounds.generate_sound,
     b"/v1/images/generations": images.generate,
     b"/v1/images/edits": images.edit,
     b"/v1/images/variations": images.vary,
     b"/v1/images/inpainting": images.inpaint,
     b"/v1/images/upscale": images.upscale,
+    b"/v1/videos": videos.generate_video,
+    b"/v1/videos/generations": videos.generate_video,
+    b"/v1/3d/generations": videos.generate_3d,
+    b"/v1/detection": recognition.detect,
+    b"/v1/depth": recognition.estimate_depth,
+    b"/v1/face/verify": recognition.verify_faces,
+    b"/v1/face/analyze": recognition.analyze_faces,
+    b"/v1/face/embed": recognition.embed_face,
+    b"/v1/voice/verify": recognition.verify_voices,
+    b"/v1/voice/analyze": recognition.analyze_voice,
+    b"/v1/voice/embed": recognition.embed_voice,
 }
 _GET_ROUTES: dict[bytes, Callable[[BackendClient, Responder], Awaitable[int]]] = {
     b"/health": utilities.health,
     b"/status": utilities.status,
 }
-_SPEECH = b"/v1/audio/speech"
 # LocalAI's paths that are not translated, with their RPC (docs/reference/wire/grpc.md#rpcs).
 _NOT_BRIDGED = {
-    b"/v1/videos": "GenerateVideo",
-    b"/v1/videos/generations": "GenerateVideo",
-    b"/v1/3d/generations": "Generate3D",
-    b"/v1/sound-generation": "SoundGeneration",
-    b"/v1/audio/transform": "AudioTransform",
-    b"/v1/audio/classification": "SoundDetection",
     b"/v1/realtime": "AudioTranscriptionLive",
-    b"/v1/detection": "Detect",
-    b"/v1/depth": "Depth",
     b"/v1/score": "Score",
     b"/v1/token-classification": "TokenClassify",
-    b"/v1/face/verify": "FaceVerify",
-    b"/v1/face/analyze": "FaceAnalyze",
-    b"/v1/voice/verify": "VoiceVerify",
-    b"/v1/voice/analyze": "VoiceAnalyze",
-    b"/v1/voice/embed": "VoiceEmbed",
     b"/stores/set": "StoresSet",
     b"/stores/delete": "StoresDelete",
     b"/stores/get": "StoresGet",
@@ -125,8 +137,6 @@ class Bridge:
         if (file_handler := _FILE_ROUTES.get(route)) is not None:
             _check_method(request, b"POST")
             return await file_handler(client, request, responder, self._files)
-        if route == _SPEECH:
-            return await speech.create_speech(client, await self._read_json(request), responder, self._files)
         if (get_handler := _GET_ROUTES.get(route)) is not None:
             _check_method(request, b"GET")
             return await get_handler(client, responder)

@@ -34,8 +34,15 @@ class RequestFolder(Protocol):
     async def output_path(self, name: str) -> str:
         """A path the backend may write to."""
 
+    async def output_folder(self, name: str) -> str:
+        """A folder the backend may write files into."""
+
+    async def list_outputs(self, name: str) -> tuple[str, ...]:
+        """The files in an output folder, by their paths from there."""
+
     async def fetch(self, name: str) -> Path:
-        """The file that the backend wrote, as a local file. Raises FileNotFoundError."""
+        """The file that the backend wrote, as a local file; `folder/…` for one of an output folder. Raises
+        FileNotFoundError."""
 
 
 class RequestFiles(Protocol):
@@ -55,6 +62,16 @@ class LocalFolder:
 
     async def output_path(self, name: str) -> str:
         return str(self.here / name)
+
+    async def output_folder(self, name: str) -> str:
+        path = self.here / name
+        path.mkdir(mode=0o700)
+        if self._owner is not None:
+            os.chown(path, *self._owner)
+        return str(path)
+
+    async def list_outputs(self, name: str) -> tuple[str, ...]:
+        return await asyncio.to_thread(_files_below, self.here / name)
 
     async def fetch(self, name: str) -> Path:
         path = self.here / name
@@ -95,6 +112,13 @@ class LocalFiles:
             self._folder.chmod(0o711)  # may be passed through, but not listed
             os.chown(folder, *self._owner)
         return folder
+
+
+def _files_below(folder: Path) -> tuple[str, ...]:
+    """Links are not followed, neither to files nor to folders."""
+    walked = os.walk(folder, followlinks=False)
+    found = (Path(parent, name) for parent, _, names in walked for name in names)
+    return tuple(sorted(str(path.relative_to(folder)) for path in found if stat.S_ISREG(path.lstat().st_mode)))
 
 
 def extension_of(filename: str | None) -> str:

@@ -100,9 +100,11 @@ async def send_file(responder: Responder, path: Path, headers: Headers, *, skip:
     await responder.stream(200, headers, pieces())
 
 
-def response_format(wanted: str) -> str:
-    if wanted and wanted not in RESPONSE_FORMATS:
-        raise invalid_field("response_format", f"response_format must be one of {', '.join(RESPONSE_FORMATS)}.")
+def response_format(wanted: str, *, or_file: bool = False) -> str:
+    """`or_file`: the answer may be the file itself, `file`."""
+    known = (*RESPONSE_FORMATS, "file") if or_file else RESPONSE_FORMATS
+    if wanted and wanted not in known:
+        raise invalid_field("response_format", f"response_format must be one of {', '.join(known)}.")
     return wanted or "b64_json"
 
 

@@ -212,7 +212,7 @@ async def test_several_choices(backend: Scripted) -> None:
     [
         ("NOT_FOUND", "model identity mismatch: loaded 'a', requested 'b'", 410, "gone", "serves another model"),
         ("NOT_FOUND", "no such voice", 404, "not_found", "no such voice"),
-        ("UNIMPLEMENTED", "", 501, "not_implemented", "The backend b does not implement Predict."),
+        ("UNIMPLEMENTED", "", 501, "not_implemented", "The backend b does not implement Predict: use"),
         ("UNKNOWN", "rpc error: unimplemented", 501, "not_implemented", "does not implement Predict"),
         ("RESOURCE_EXHAUSTED", "all slots are taken", 503, "busy", "all slots are taken"),
         ("INVALID_ARGUMENT", "too many tokens", 400, None, "too many tokens"),

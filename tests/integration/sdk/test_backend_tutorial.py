@@ -110,7 +110,10 @@ async def test_over_grpc_it_answers_as_over_http(parrot: Path, tmp_path: Path) -
         status, answer = await site.ask(
             f"/replicas/{running.process_id}/v1/embeddings", method="POST", body={"input": "x"}
         )
-        assert (status, answer["error"]["message"]) == (501, "The backend parrot does not implement Embedding.")
+        assert (status, answer["error"]["message"]) == (
+            501,
+            "The backend parrot does not implement Embedding: use a model whose backend does.",
+        )
 
 
 async def test_the_page_s_tool_call(tmp_path: Path) -> None:

@@ -35,6 +35,16 @@ def test_fields_are_read(body: bytes, expected: Fields) -> None:
     assert reader.read(body) == expected
 
 
+def test_the_model_of_a_sound_may_be_named_by_model_id() -> None:
+    assert reader.read(b'{"model_id":"m"}', or_model_id=True) == Fields("m", False)
+    assert reader.read(b'{"model_id":"x","model":"m"}', or_model_id=True) == Fields("m", False)
+    with pytest.raises(BadBody, match="`model_id` is given twice"):
+        reader.read(b'{"model_id":"a","model_id":"b"}', or_model_id=True)
+    with pytest.raises(BadBody, match="must provide a `model`"):
+        reader.read(b'{"model_id":"m"}')
+    assert reader.read(b'{"model":"m","model_id":1,"model_id":2}') == Fields("m", False)
+
+
 @pytest.mark.parametrize(
     ("body", "words", "param"),
     [

@@ -17,7 +17,10 @@ from corral.inference.openai.grammars import schema_grammar
 from corral.inference.openai.json_body import JsonBody
 from corral.inference.openai.messages import offered_tools
 from corral.inference.routes.embeddings import read_documents, read_inputs
+from corral.inference.routes.images import image_request
+from corral.inference.routes.sounds import sound_request
 from corral.inference.routes.speech import tts_request
+from corral.inference.routes.videos import object_request, video_request
 
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["function", "auto"])
@@ -55,6 +58,8 @@ ASKED = (
         "response_format",
     ),
     *("metadata", "reasoning_effort", "chat_template_kwargs", "stream_options", "ignore_eos", "grammar", "min_p"),
+    *("size", "step", "width", "num_frames", "fps", "seconds", "cfg_scale", "text", "duration_seconds", "bpm", "think"),
+    *("caption", "quality", "points", "stream", "output_format"),
     *("input", "documents", "voice", "params", "speed", "language", "instructions", "negative_prompt", "mirostat"),
 )
 bodies = st.dictionaries(st.sampled_from(ASKED), values, max_size=5)
@@ -80,6 +85,11 @@ def test_everything_else(body: dict[str, Any]) -> None:
         lambda: read_inputs(asked),
         lambda: read_documents(asked),
         lambda: tts_request(MODEL, asked).SerializeToString(),
+        lambda: image_request(MODEL, JsonBody({"prompt": "x", **body})).SerializeToString(),
+        lambda: video_request(MODEL, JsonBody({"prompt": "x", **body})).SerializeToString(),
+        lambda: object_request(MODEL, asked).SerializeToString(),
+        lambda: sound_request(MODEL, JsonBody({"text": "x", **body})).SerializeToString(),
+        lambda: asked.numbers("points"),
     ):
         with contextlib.suppress(ApiError):
             read()
@@ -102,6 +112,10 @@ def test_a_definition(value: Any) -> None:
         model = BackendProcess("x:1", "m", "b", definition={key: value})
         chat_options(model, JsonBody({"messages": HELLO}), 1).SerializeToString()
         tts_request(model, JsonBody({"input": "x"})).SerializeToString()
+    for key in ("step", "cfg_scale", "diffusers"):
+        model = BackendProcess("x:1", "m", "b", definition={key: value})
+        image_request(model, JsonBody({"prompt": "x"})).SerializeToString()
+        video_request(model, JsonBody({"prompt": "x"})).SerializeToString()
     for key in ("temperature", "max_tokens", "seed", "top_k", "batch", "negative_prompt", "ignore_eos"):
         model = BackendProcess("x:1", "m", "b", definition={"parameters": {key: value}})
         chat_options(model, JsonBody({"messages": HELLO}), 1).SerializeToString()

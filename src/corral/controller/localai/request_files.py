@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import posixpath
 import secrets
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ from collections.abc import AsyncIterator
 from hashlib import file_digest, sha256
 from pathlib import Path
 
+from corral.contract.sources import is_safe_path
 from corral.controller.localai.calls import PeerCalls
 from corral.controller.localai.file_server import FileServerAddress, FileServers
 from corral.controller.localai.staging import MODELS
@@ -32,6 +34,7 @@ log = get_log(__name__)
 
 FOLDER = ".corral-requests"
 LARGEST_OUTPUT = 1024 * 1024 * 1024
+_MARK = ".folder"
 _TRIES = 3
 _RETRY_S = 2.0
 
@@ -148,8 +151,23 @@ class RemoteFolder:
         await run_uncancelled(path.touch)
         return await self._put(path, sha256().hexdigest(), 0)
 
+    async def output_folder(self, name: str) -> str:
+        """An empty file makes the folder there, and tells its path."""
+        mark = self.here / name / _MARK
+        mark.parent.mkdir()
+        await run_uncancelled(mark.touch)
+        return posixpath.dirname(await self._put(mark, sha256().hexdigest(), 0))
+
+    async def list_outputs(self, name: str) -> tuple[str, ...]:
+        try:
+            listed = await self._servers.list_(self._where, self._key(name))
+        except CorralError as error:
+            raise _refused(error) from error
+        return tuple(file for file in listed if not file.startswith(_MARK) and is_safe_path(file))
+
     async def fetch(self, name: str) -> Path:
         path = self.here / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             await self._servers.get(self._where, self._key(name), path, LARGEST_OUTPUT)
         except NotFound as error:
@@ -161,7 +179,9 @@ class RemoteFolder:
     async def _put(self, path: Path, digest: str, size: int) -> str:
         self.used = True
         try:
-            return await self._servers.put(self._where, self._key(path.name), path, digest, size)
+            return await self._servers.put(
+                self._where, self._key(path.relative_to(self.here).as_posix()), path, digest, size
+            )
         except CorralError as error:
             raise _refused(error) from error
 

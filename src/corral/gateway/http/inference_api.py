@@ -29,6 +29,7 @@ from corral.kit.log import get_log
 log = get_log(__name__)
 
 MODELS_PATH = b"/v1/models"
+SOUND_GENERATION_PATH = b"/v1/sound-generation"  # its clients name the model in `model_id`, as ElevenLabs' do
 INFERENCE_PATHS = frozenset(
     b"/v1/" + path
     for path in (
@@ -43,11 +44,26 @@ INFERENCE_PATHS = frozenset(
         b"audio/transcriptions",
         b"audio/translations",
         b"audio/diarization",
+        b"audio/classification",
+        b"audio/transformations",
+        b"audio/transform",
+        b"sound-generation",
         b"images/generations",
         b"images/edits",
         b"images/variations",
         b"images/inpainting",
         b"images/upscale",
+        b"videos",
+        b"videos/generations",
+        b"3d/generations",
+        b"detection",
+        b"depth",
+        b"face/verify",
+        b"face/analyze",
+        b"face/embed",
+        b"voice/verify",
+        b"voice/analyze",
+        b"voice/embed",
     )
 )
 
@@ -177,7 +193,7 @@ class InferenceApi:
                 body = b""
             else:
                 body = await read_whole(request.body, limit_bytes, reservation)
-                fields = self._reader.read(body)
+                fields = self._reader.read(body, or_model_id=request.route == SOUND_GENERATION_PATH)
         except BodyTooLarge:
             return responses.too_large(limit_bytes)
         except BodyBroken as error:

@@ -25,13 +25,13 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Name:
-    """Represents the name of a top-level field. All names but `model` and `stream` share one object, so a body with
+    """Represents the name of a top-level field. All names that are not read share one object, so a body with
     millions of fields costs no memory here."""
 
     __slots__ = ()
 
 
-_MODEL, _STREAM, _OTHER = _Name(), _Name(), _Name()
+_MODEL, _MODEL_ID, _STREAM, _OTHER = _Name(), _Name(), _Name(), _Name()
 _text = msgspec.json.Decoder(str)
 _LARGE_BYTES = 1024 * 1024
 MAX_FIELDS = 1_000_000
@@ -48,10 +48,13 @@ class FieldReader:
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=self._name)
-        self._seen = False
+        self._seen: set[str] = set()
+        self._reads_id = False
 
-    def read(self, body: bytes) -> Fields:
-        self._seen = False
+    def read(self, body: bytes, *, or_model_id: bool = False) -> Fields:
+        """`or_model_id`: without `model`, the field `model_id` names the model."""
+        self._seen.clear()
+        self._reads_id = or_model_id
         if not body:
             raise BadBody("the body is empty, which is not JSON")
         if len(body) > _LARGE_BYTES and _has_too_many(body):
@@ -64,14 +67,14 @@ class FieldReader:
             raise BadBody(f"the body is not JSON: {error}") from error
         except RecursionError as error:
             raise BadBody("the body is nested too deeply") from error
-        return Fields(_model_name(found.get(_MODEL)), _is_true(found.get(_STREAM)))
+        return Fields(_model_name(found.get(_MODEL) or found.get(_MODEL_ID)), _is_true(found.get(_STREAM)))
 
     def _name(self, _kind: type, name: str) -> _Name:
-        if name == "model":
-            if self._seen:
-                raise BadBody("`model` is given twice", param="model")
-            self._seen = True
-            return _MODEL
+        if name == "model" or (self._reads_id and name == "model_id"):
+            if name in self._seen:
+                raise BadBody(f"`{name}` is given twice", param=name)
+            self._seen.add(name)
+            return _MODEL if name == "model" else _MODEL_ID
         return _STREAM if name == "stream" else _OTHER
 
 

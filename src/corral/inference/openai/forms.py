@@ -50,6 +50,10 @@ class FormBody(JsonBody):
     def whole(self, key: str) -> int | None:
         return JsonBody({key: self.number(key)}).whole(key)
 
+    def numbers(self, key: str) -> list[float]:
+        """Repeated, or separated by commas."""
+        return [FormBody({key: [part]}).number(key) or 0.0 for text in self.texts(key) for part in text.split(",")]
+
     def mapping(self, key: str) -> dict[str, Any]:
         begin = f"{key}["
         return {

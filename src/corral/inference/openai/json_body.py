@@ -86,6 +86,14 @@ class JsonBody:
             raise invalid_field(key, f"{key} must be a string or a list of strings.")
         return list(listed)
 
+    def numbers(self, key: str) -> list[float]:
+        value = self.values.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise invalid_field(key, f"{key} must be a list of numbers.")
+        return [JsonBody({key: item}).number(key) or 0.0 for item in value]
+
     def mapping(self, key: str) -> dict[str, Any]:
         value = self.values.get(key)
         if value is None:

@@ -6,25 +6,31 @@ The audio is not converted: nearly all backends write WAV; the first bytes tell 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
+from typing import NamedTuple
 
 import msgspec
 
 from corral.contract import backend_pb2 as pb
-from corral.contract.http import Headers, Responder, UpstreamFailed
+from corral.contract.http import Headers, Request, Responder, UpstreamFailed
 from corral.contract.sources import is_safe_path
 from corral.inference.api_errors import ApiError, StreamBroken, invalid_field
 from corral.inference.backend_process import BackendProcess
 from corral.inference.grpc.client import BackendClient
+from corral.inference.openai.completion_format import event
 from corral.inference.openai.json_body import JsonBody
+from corral.inference.openai.media_body import MediaBody, read_json
 from corral.inference.request_files import RequestFiles
 from corral.inference.result_files import ResultFile, call_for_file, send_file
+from corral.inference.routes.completions import EVENTS
 
 SAMPLE_RATE = 16_000
 SPEECH = "speech.wav"
+_EVENT_BYTES = 48 * 1024
 _CONTENT_TYPES = {
     "wav": b"audio/wav",
     "mp3": b"audio/mpeg",
@@ -34,20 +40,46 @@ _CONTENT_TYPES = {
 }
 
 
-async def create_speech(client: BackendClient, body: JsonBody, responder: Responder, files: RequestFiles) -> int:
-    request = tts_request(client.process, body)
+async def create_speech(client: BackendClient, request: Request, responder: Responder, files: RequestFiles) -> int:
+    body = await read_json(request)
+    order = tts_request(client.process, body)
     wanted = audio_response_format(body.text("response_format"))
-    if body.text("stream_format", "audio") != "audio":
-        raise invalid_field("stream_format", "stream_format must be audio.")
-    if body.flag("stream"):
+    delivery = _Delivery.read(body, wanted)
+    async with files.open() as folder:
+        if _is_clip(order.voice):
+            order.voice = await MediaBody(body, folder).required_file("voice")
+        if delivery is not None and await _stream(client, order, responder, delivery):
+            return 200
+        made = await call_for_file(client, "TTS", order, folder, SPEECH)
+        if delivery is not None and delivery.events:
+            await responder.stream(200, EVENTS, _events(_samples(made, delivery)))
+        else:
+            await send_audio(responder, made, wanted)
+    return 200
+
+
+class _Delivery(NamedTuple):
+    """How speech is streamed."""
+
+    header: bool  # begins with the header of a WAV file
+    events: bool  # as OpenAI's events, each with a piece of audio
+
+    @classmethod
+    def read(cls, body: JsonBody, wanted: str) -> _Delivery | None:
+        """None: not streamed. Raises ApiError."""
+        form = body.text("stream_format", "audio")
+        if form not in ("audio", "sse"):
+            raise invalid_field("stream_format", "stream_format must be audio or sse.")
+        if not body.flag("stream") and form == "audio":
+            return None
         if wanted not in ("", "wav", "pcm"):
             raise invalid_field("response_format", "A stream of speech is wav or pcm.")
-        streamed = await _stream(client, request, responder, header=wanted != "pcm")
-        if streamed:
-            return 200
-    async with files.open() as folder:
-        await send_audio(responder, await call_for_file(client, "TTS", request, folder, SPEECH), wanted)
-    return 200
+        return cls(header=wanted != "pcm", events=form == "sse")
+
+
+def _is_clip(voice: str) -> bool:
+    """A recording of a voice to imitate, as a data URL."""
+    return voice.startswith("data:")
 
 
 def audio_response_format(wanted: str) -> str:
@@ -63,8 +95,9 @@ def tts_request(process: BackendProcess, body: JsonBody) -> pb.TTSRequest:
         raise invalid_field("input", "input must be a text.")
     own = process.setting("tts", "voice")
     voice = body.text("voice")
-    if voice.startswith(("/", "\\")) or ".." in voice:
-        raise invalid_field("voice", "voice must be a name.")  # a path would let a client read files of this machine
+    if not _is_clip(voice) and (voice.startswith(("/", "\\")) or ".." in voice):
+        # A path would let a client read files of this machine.
+        raise invalid_field("voice", "voice must be a name, or a recording as a data URL.")
     request = pb.TTSRequest(
         text=text,
         model=process.model_file or process.identity,
@@ -138,33 +171,64 @@ def _headers(kind: str) -> Headers:
     return ((b"content-type", _CONTENT_TYPES[kind]),)
 
 
-async def _stream(client: BackendClient, request: pb.TTSRequest, responder: Responder, *, header: bool) -> bool:
+async def _stream(client: BackendClient, order: pb.TTSRequest, responder: Responder, delivery: _Delivery) -> bool:
     """False if the backend does not stream; the caller then requests the whole file."""
     async with AsyncExitStack() as stack:
         try:
-            replies = await stack.enter_async_context(client.stream("TTSStream", request))
+            replies = await stack.enter_async_context(client.stream("TTSStream", order))
         except ApiError as refused:
             if refused.status != 501:
                 raise
             return False
-        await responder.stream(200, _headers("wav" if header else "pcm"), _audio(replies, header))
+        audio = _audio(replies, delivery.header)
+        if delivery.events:
+            await responder.stream(200, EVENTS, _events(audio))
+        else:
+            await responder.stream(200, _headers("wav" if delivery.header else "pcm"), _cut_when_broken(audio))
     return True
 
 
 async def _audio(replies: AsyncIterator[pb.Reply], header: bool) -> AsyncGenerator[bytes, None]:
     """The first reply contains the sample rate; without one it is audio at the default rate."""
     begun = not header
-    try:
-        async for reply in replies:
-            if not begun:
-                begun = True
-                yield wav_header(sample_rate(reply.message))
-            if reply.audio:
-                yield reply.audio
-    except (ApiError, UpstreamFailed) as failure:
-        # A stream of samples cannot contain an error: the connection is cut, so that the client does not take it as
-        # complete.
-        raise StreamBroken(f"speech broke off: {failure}") from failure
+    async for reply in replies:
+        if not begun:
+            begun = True
+            yield wav_header(sample_rate(reply.message))
+        if reply.audio:
+            yield reply.audio
+
+
+async def _samples(made: ResultFile, delivery: _Delivery) -> AsyncGenerator[bytes, None]:
+    """A whole file, for a backend that does not stream."""
+    content = await asyncio.to_thread(made.path.read_bytes)
+    skipped = 0 if delivery.header or audio_format(content) != "wav" else samples_offset(content[:4096])
+    for at in range(skipped, len(content), _EVENT_BYTES):
+        yield content[at : at + _EVENT_BYTES]
+
+
+async def _cut_when_broken(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(audio):
+        try:
+            async for piece in audio:
+                yield piece
+        except (ApiError, UpstreamFailed) as failure:
+            # A stream of samples cannot contain an error: the connection is cut, so that the client does not take it
+            # as complete.
+            raise StreamBroken(f"speech broke off: {failure}") from failure
+
+
+async def _events(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(audio):
+        try:
+            async for piece in audio:
+                yield event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
+        except (ApiError, UpstreamFailed) as failure:
+            broken = failure if isinstance(failure, ApiError) else ApiError(502, str(failure), code="upstream_failed")
+            yield b"data: %b\n\n" % broken.body
+            return
+    usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}  # backends report none
+    yield event({"type": "speech.audio.done", "usage": usage})
 
 
 def sample_rate(message: bytes) -> int:
