@@ -45,6 +45,8 @@ SERVICES = (
     "controller_metrics",
     "sign_in_service",
     "fetches",
+    "planner",
+    "uploads",
     "fleet_files",
     "gallery_status",
     "ingresses",

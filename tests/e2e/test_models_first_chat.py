@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from corral.controller.scheduler.gguf import read_header
+from corral.contract.gguf import read_header
 from tests.support.fleet import PATIENT, Fleet
 from tests.support.waiting import wait_for
 
@@ -143,3 +145,31 @@ def test_the_head_of_its_real_weights_is_understood(fleet: Fleet) -> None:
     with weights.open("rb") as file:
         head = read_header(file)
     assert (head.architecture, head.number("block_count"), head.vocabulary) == ("llama", 30, 49152)
+
+
+def test_a_file_of_the_callers_machine_is_uploaded_and_answers(
+    fleet: Fleet, client: openai.OpenAI, tmp_path: Path
+) -> None:
+    weights = next((fleet.data / "worker" / "models").rglob("SmolLM2-135M-Instruct*.gguf"))
+    mine = tmp_path / "My Smol (v2) Instruct.Q4_1.gguf"
+    mine.write_bytes(weights.read_bytes() + b"\0" * 32)  # other bytes: nothing of it is there yet
+    ran = fleet.cli("models", "install", str(mine), "--dry-run", "--json")
+    assert ran.returncode == 0, ran.stderr
+    [plan] = json.loads(ran.stdout)
+    assert plan["definition"]["name"] == "my-smol-(v2)-instruct"
+    assert plan["definition"]["context_size"] == 8192
+    assert plan["definition"]["template"] == {"use_tokenizer_template": True}
+    assert plan["choices"][0]["fits_on"] == [fleet.own_node()]
+    assert "my-smol" not in fleet.cli("models", "list").stdout
+    blobs = fleet.data / "controller" / "blobs"
+    assert not list((blobs / "incoming").glob("upload-*")), "a dry run uploads nothing"
+    ran = fleet.cli("models", "install", str(mine), "--as", "mine", "--set", "context_size=1024", timeout_s=120)
+    assert ran.returncode == 0, ran.stderr
+    assert f"Q4_1, 93.8 MiB: fits on {fleet.own_node()} (RAM:" in ran.stderr
+    digest = hashlib.sha256(mine.read_bytes()).hexdigest()
+    assert (blobs / "sha256" / digest).stat().st_size == mine.stat().st_size
+    mine.unlink()
+    answer = client.chat.completions.create(model="mine", messages=QUESTION, max_tokens=8, temperature=0)
+    assert answer.choices[0].message.content
+    shown = json.loads(fleet.cli("models", "show", "mine", "--json").stdout)
+    assert (shown["source"], shown["context_size"]) == ("uploaded My Smol (v2) Instruct.Q4_1.gguf", 1024)

@@ -13,8 +13,9 @@ import contextlib
 import io
 import json
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,12 @@ from corral.contract.admin import CreateKey
 from corral.controller.access.keys import Access
 from corral.controller.api.server import serve_app
 from corral.controller.backends.gallery_status import GalleryStatus
+from corral.controller.files.hub import HubSettings
 from corral.controller.fleetfile.service import FleetFiles
+from corral.controller.install.planner import InstallPlanner
 from corral.controller.models.schedules import Schedules
 from corral.controller.registry.nodes import NodeAdmin
+from corral.controller.scheduler.world import World
 from corral.controller.settings import ListenSettings
 from corral.controller.web.routes import dependencies
 from corral.controller.wiring.app import build_app
@@ -50,6 +54,7 @@ _UNUSED = (
     "loads",
     "replica_rows",
     "explaining",
+    "uploads",
 )
 
 
@@ -62,6 +67,11 @@ class Answer:
     @property
     def json(self) -> Any:
         return json.loads(self.raw)
+
+
+class EmptyFleet:
+    async def world(self, backends: Collection[str]) -> World:
+        return World(datetime(2026, 1, 1, tzinfo=UTC))
 
 
 class Api:
@@ -93,6 +103,7 @@ class Api:
             "models": models,
             "schedules": schedules,
             "fetches": NothingToFetch(),
+            "planner": InstallPlanner(self._session, HubSettings("http://127.0.0.1:9", wait_s=0.01), EmptyFleet()),
             "gallery_status": GalleryStatus({}),
             "fleet_files": FleetFiles(controller.store, models, schedules, controller.backends.operations, nodes),
             "nodes": nodes,

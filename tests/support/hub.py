@@ -29,6 +29,10 @@ class FakeHub:
     asked: list[str] = field(default_factory=list)
     shown: list[tuple[str, str]] = field(default_factory=list)  # path, and the Authorization that came with it
     busy: int = 0  # so many answers are 503
+    limited: int = 0  # so many answers are 429, with Retry-After
+    retry_after: str = "0"
+    tags: list[str] = field(default_factory=list)  # ETags of the next answers of the store of large files
+    knows_ranges: bool = True
     url: str = ""
     _runner: web.AppRunner | None = None
 
@@ -54,6 +58,9 @@ class FakeHub:
         if self.busy:
             self.busy -= 1
             return web.Response(status=503)
+        if self.limited:
+            self.limited -= 1
+            return web.Response(status=429, headers={"Retry-After": self.retry_after})
         answered: web.StreamResponse = await handler(request)
         return answered
 
@@ -90,7 +97,14 @@ class FakeHub:
 
     async def _cdn(self, request: web.Request) -> web.Response:
         name = f"{request.match_info['owner']}/{request.match_info['name']}"
-        return web.Response(body=self.repositories[name].files[request.match_info["path"]])
+        content = self.repositories[name].files[request.match_info["path"]]
+        tag = self.tags.pop(0) if self.tags else f'"{hashlib.sha256(content).hexdigest()}"'
+        wanted = request.http_range
+        if wanted.start is None or not self.knows_ranges or request.headers.get("If-Range", tag) != tag:
+            return web.Response(body=content, headers={"ETag": tag})
+        part = content[wanted]
+        span = f"bytes {wanted.start}-{wanted.start + len(part) - 1}/{len(content)}"
+        return web.Response(status=206, body=part, headers={"ETag": tag, "Content-Range": span})
 
 
 def _sibling(path: str, content: bytes) -> dict[str, Any]:

@@ -193,6 +193,8 @@ def _page_app(
             "ingresses",
             "fleet_files",
             "explaining",
+            "planner",
+            "uploads",
         )
     )
     with warnings.catch_warnings():

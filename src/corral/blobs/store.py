@@ -207,6 +207,14 @@ class BlobStore:
 
         return await self._runs.run(_url_key(key), copy, on_progress)
 
+    def partial_path(self, name: str) -> Path:
+        """For bytes that arrive by other ways; swept like partial downloads when nobody touches the file."""
+        return self._incoming / f"{name}.part"
+
+    def accept(self, partial: Path, digest: str, size: int) -> Blob:
+        """Make a partial file a finished blob. The caller has verified its bytes. Blocking."""
+        return self._finish(partial, digest, size)
+
     def link(self, blob: Blob, path: Path) -> None:
         """Hard-link the blob to another name, atomically replacing what is there. The link stays when the blob is
         swept. Blocking; both names must be on one file system."""

@@ -14,6 +14,7 @@ from corral.client.resources.logs import Logs
 from corral.client.resources.models import GALLERIES_S, Models
 from corral.client.resources.nodes import Nodes
 from corral.client.resources.operations import Operations
+from corral.client.resources.uploads import Uploads
 from corral.contract.admin import Cluster, GalleryView
 from corral.contract.codec import Message, always
 from corral.kit.clock import Clock
@@ -52,6 +53,7 @@ class Client(ApiConnection):
         self.keys = Keys(self)
         self.backends = BackendsApi(self)
         self.models = Models(self)
+        self.uploads = Uploads(self)
         self.fleet = FleetFiles(self)
         self.loads = Loads(self)
         self.logs = Logs(self)

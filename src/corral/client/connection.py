@@ -100,8 +100,21 @@ class ApiConnection:
     async def call_raw(self, method: str, path: str, body: object = None, *, timeout_s: float | None = None) -> bytes:
         """`timeout_s`: for calls that take longer."""
         data = None if body is None else encode(body)
-        timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         headers = {"Content-Type": "application/json"} if data is not None else {}
+        return await self._exchange(method, path, data, headers, timeout_s)
+
+    async def put_bytes(self, path: str, kind: type[T], data: bytes, *, timeout_s: float) -> T:
+        """PUT plain bytes; returns the decoded answer. Raises a CorralError."""
+        payload = await self._exchange("PUT", path, data, {"Content-Type": "application/octet-stream"}, timeout_s)
+        try:
+            return decode(kind, payload)
+        except Undecodable as error:
+            raise Failed(f"{self.endpoint.url}{path} did not answer like Corral: {error}") from error
+
+    async def _exchange(
+        self, method: str, path: str, data: bytes | None, headers: dict[str, str], timeout_s: float | None
+    ) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         try:
             async with await self._request(method, path, data=data, headers=headers, timeout=timeout) as answer:
                 payload = await answer.read()

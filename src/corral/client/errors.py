@@ -39,7 +39,8 @@ _BY_STATUS: dict[int, type[CorralError]] = {
     504: OutcomeUnknown,
 }
 _KINDS: tuple[type[CorralError], ...] = (*_BY_STATUS.values(), NoCapacity, Unreachable)
-_BY_CODE = {kind.code: kind for kind in _KINDS}
+# A full disk does not pass like a restart: nothing is gained by trying again at once.
+_BY_CODE = {kind.code: kind for kind in _KINDS} | {"no_space": NoCapacity}
 _MAX_TEXT_CHARS = 300
 NO_ANSWER = (Unreachable, Unavailable, OutcomeUnknown)  # no answer now; the requested work goes on
 

@@ -82,6 +82,8 @@ class InstallModel(Message, frozen=True):
     replace: bool = False  # though there is one of that name
     recreate: bool = False  # of a replacement: do not wait for the new revision before the old one goes
     fetch: bool = False  # its files now, not when the first request needs them
+    source: str = ""  # hf://…, https://…: derive the definition; with a definition: where that came from
+    quant: str = ""  # of the source: this quantisation instead of the best that fits
 
 
 class EditModel(Message, frozen=True):

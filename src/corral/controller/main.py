@@ -16,6 +16,7 @@ from corral.controller.backends.galleries import open_galleries
 from corral.controller.files.fetches import Fetches
 from corral.controller.files.kept_models import KeptModelsPublisher
 from corral.controller.gateways.demand import Demand
+from corral.controller.install.planner import InstallPlanner
 from corral.controller.replicas.reconcile import LEASE as REPLICAS
 from corral.controller.runtime.housekeeping import Housekeeping
 from corral.controller.runtime.presence import Presence
@@ -103,8 +104,21 @@ async def serve(
         presence = Presence(
             store, runtime.instance, clock, interval_s=settings.runtime.lease_ttl_s / 3, blob_url=files.url
         )
+        planner = InstallPlanner(files.session, files.hub, replicas.why)
         services = api_services(
-            settings, runtime, trust, nodes, catalogue, backends, models, fetches, replicas, demand, files.peers
+            settings,
+            runtime,
+            trust,
+            nodes,
+            catalogue,
+            backends,
+            models,
+            fetches,
+            replicas,
+            planner,
+            files.uploads,
+            demand,
+            files.peers,
         )
         app = build_app(services, access_service=trust.access, ca_pem=trust.ca_pem)
         parts = (

@@ -412,8 +412,14 @@ class FileSettings:
         check=positive,
         advanced=True,
     )
+    upload_limit_bytes: int = setting(
+        "largest file that `corral models install FILE` may upload", default=200 << 30, check=positive
+    )
     keep_blobs_s: Seconds = setting(
-        "files that no model needs are deleted after this time", default=Seconds(3600), check=positive, advanced=True
+        "files that no model needs, and uploads that nobody continues, are deleted after this time",
+        default=Seconds(3600),
+        check=positive,
+        advanced=True,
     )
 
 

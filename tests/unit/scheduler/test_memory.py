@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from corral.contract.gguf import GgufHeader, read_header
 from corral.contract.models import Definition, read_definition
-from corral.controller.scheduler.gguf import GgufHeader, read_header
 from corral.controller.scheduler.memory import (
     MeasuredUsage,
     apply_measured,

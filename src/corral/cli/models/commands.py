@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from corral.cli.common.fleet_command import destructive_command, destructive_if_given, fleet_command
+from corral.cli.common.fleet_command import destructive_command, fleet_command
 from corral.cli.common.options import (
     NO_MATCH,
     NO_MATCH_IN_READABLE_GALLERIES,
-    Detach,
     Json,
     Yes,
     confirm,
     note_unread_galleries,
-    reject_empty,
 )
 from corral.cli.common.output import (
     DONE,
@@ -38,13 +34,14 @@ from corral.cli.common.output import (
 )
 from corral.cli.models import replicas as model_replicas
 from corral.cli.models import text as model_text
-from corral.cli.operations import watch
-from corral.kit.errors import CorralError, Failed, Invalid, NotFound
+from corral.cli.models.install import install_models
+from corral.cli.models.options import File, Recreate, Set, changes_of, print_change, read_text
+from corral.kit.errors import CorralError, Failed, NotFound
 from corral.kit.humanize import to_yaml
 
 if TYPE_CHECKING:
     from corral.client import Client
-    from corral.contract.catalogue import AvailableModel, EditModel, InstallModel, ModelChanged, ModelView
+    from corral.contract.catalogue import AvailableModel, EditModel, ModelChanged, ModelView
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -61,17 +58,6 @@ app = typer.Typer(
 )
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="name of the model", show_default=False)]
 Models = Annotated[list[str], typer.Argument(metavar="MODEL", help="names of models", show_default=False)]
-MaybeModels = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="MODEL", help="names in a gallery, or GALLERY@NAME", show_default=False),
-]
-File = Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML file with definitions; - reads stdin")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="set a key of the definition; can be repeated")
-]
-Recreate = Annotated[
-    bool, typer.Option("--recreate", help="stop the old replicas at once instead of when a new one is ready")
-]
 
 
 @app.command("available")
@@ -156,77 +142,7 @@ async def _installed_or_available(client: Client, name: str) -> ModelView | Avai
             raise unknown from None
 
 
-@app.command("install")
-@destructive_if_given("replace")
-async def install_models(
-    client: Client,
-    names: MaybeModels = None,
-    file: File = "",
-    own_name: Annotated[
-        str, typer.Option("--as", metavar="NAME", help="name of the model in this fleet", callback=reject_empty)
-    ] = "",
-    variant: Annotated[
-        str,
-        typer.Option(
-            "--variant", metavar="NAME", help="install this variant instead of the one that fits the fleet best"
-        ),
-    ] = "",
-    sets: Set = None,
-    replace: Annotated[bool, typer.Option("--replace", help="replace an installed model of the same name")] = False,
-    recreate: Recreate = False,
-    no_fetch: Annotated[
-        bool, typer.Option("--no-fetch", help="fetch the files on the first request instead of now")
-    ] = False,
-    detach: Detach = False,
-    as_json: Json = False,
-) -> int:
-    """Install models and fetch their files to the controller. The definitions come from the galleries or from --file.
-
-    Ctrl-C detaches; the controller continues to fetch. Exit code 0: done. 1: failed. 3: not finished yet.
-
-    \b
-    Examples:
-      corral models install smollm2-135m
-      corral models install smollm2-135m --detach
-      corral models install smollm2-135m --as tiny --set context_size=2048
-      corral models install --file mine.yaml --replace
-    """
-    from corral.contract.catalogue import InstallModel
-
-    if bool(names) == bool(file):
-        raise typer.BadParameter("give either names of models or --file")
-    texts = _documents(file) if file else []
-    if own_name and len(names or texts) != 1:
-        raise typer.BadParameter("--as needs exactly one model")
-    more: dict[str, Any] = {"name": own_name, "overrides": _changes(sets, None), "replace": replace}
-    more["fetch"] = not no_fetch
-    requests = [InstallModel(model=name, variant=variant, recreate=recreate, **more) for name in names or ()]
-    requests += [InstallModel(text=text, recreate=recreate, **more) for text in texts]
-    return await _install(client, requests, detach=detach, as_json=as_json)
-
-
-async def _install(client: Client, requests: Sequence[InstallModel], *, detach: bool, as_json: bool) -> int:
-    """Install one after the other. A failure does not stop the rest."""
-    done: list[ModelChanged] = []
-    code = DONE
-    for each in requests:
-        try:
-            done.append(await client.models.install(each))
-        except CorralError as error:
-            print_error(error.message)
-            code = FAILED
-            continue
-        if not as_json:
-            _print_change(done[-1])
-    fetching = [each.job_id for each in done if each.job_id]
-    if as_json:  # the result has the ids of the operations
-        fetched = await watch.wait_silently(client, fetching) if fetching and not detach else DONE
-        print_json(done)
-        return code or fetched
-    fetched = await watch.follow_or_detach(client, fetching, detach=detach, as_json=False) if fetching else DONE
-    if any(each.changed for each in done):
-        print_note("The first request loads the model. Keep replicas ready: `corral models scale NAME --min 1`")
-    return code or fetched
+app.command("install")(install_models)
 
 
 @app.command("edit")
@@ -259,9 +175,9 @@ async def edit_model(
     if file and (sets or unset):
         raise typer.BadParameter("--file replaces the whole definition: remove --set and --unset")
     if sets or unset:
-        changed = await client.models.change(name, EditModel(changes=_changes(sets, unset), recreate=recreate))
+        changed = await client.models.change(name, EditModel(changes=changes_of(sets, unset), recreate=recreate))
     elif file:
-        changed = await client.models.replace(name, EditModel(text=_read(file), recreate=recreate))
+        changed = await client.models.replace(name, EditModel(text=read_text(file), recreate=recreate))
     else:
         before = await client.models.get(name)
         text = _edit_in_editor(before)
@@ -273,7 +189,7 @@ async def edit_model(
     if as_json:
         print_json(changed)
     else:
-        _print_change(changed)
+        print_change(changed)
 
 
 async def _replace_or_save_draft(client: Client, name: str, edit: EditModel) -> ModelChanged:
@@ -318,34 +234,10 @@ async def delete_models(
             code = FAILED
             continue
         if not as_json:
-            _print_change(done[-1])
+            print_change(done[-1])
     if as_json:
         print_json(done)
     return code
-
-
-def _changes(sets: Sequence[str] | None, unset: Sequence[str] | None) -> dict[str, Any]:
-    try:
-        return model_text.changes_of(sets or (), unset or ())
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _read(file: str) -> str:
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise Invalid(f"{file} is not a UTF-8 text file") from error
-    if not text.strip():
-        raise Invalid(f"{'stdin' if file == '-' else file} is empty")
-    return text
-
-
-def _documents(file: str) -> list[str]:
-    try:
-        return model_text.documents(_read(file))
-    except ValueError as error:
-        raise Invalid(f"{'stdin' if file == '-' else file}: {error}") from error
 
 
 def _edit_in_editor(model: ModelView) -> str | None:
@@ -362,14 +254,6 @@ def _edit_in_editor(model: ModelView) -> str | None:
             raise Failed(f"{editor} exited with code {code}; nothing was changed")
         after = path.read_text(encoding="utf-8")
     return after if after.strip() and after != before else None
-
-
-def _print_change(changed: ModelChanged) -> None:
-    print_line(printable(changed.message))
-    for each in changed.notes:
-        print_note(f"Note: {printable(each)}")
-    if changed.pending_cleanup:
-        print_note("Replicas with the old definition still run; they stop by themselves.")
 
 
 for _name, _command in model_replicas.COMMANDS.items():

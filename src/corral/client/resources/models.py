@@ -14,6 +14,7 @@ from corral.contract.catalogue import (
     ScheduleBody,
     ScheduleView,
 )
+from corral.contract.installs import InstallPlan, PlanModel
 
 GALLERIES_S = 120.0  # the gateway's timeout for the controller: galleries may be slow the first time
 
@@ -39,6 +40,10 @@ class Models:
         """One entry of a gallery, with the definition that installing it would give."""
         path = f"/api/models/available/{segment(model)}"
         return await self._api.call("GET", path, AvailableModel, timeout_s=GALLERIES_S)
+
+    async def plan(self, request: PlanModel) -> InstallPlan:
+        """What an install from a source would do."""
+        return await self._api.call("POST", "/api/model-plans", InstallPlan, request, timeout_s=GALLERIES_S)
 
     async def install(self, request: InstallModel) -> ModelChanged:
         return await self._api.call("POST", "/api/models", ModelChanged, request, timeout_s=GALLERIES_S)

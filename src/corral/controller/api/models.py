@@ -23,6 +23,7 @@ from corral.contract.catalogue import (
 from corral.controller.api.auth import admins, principal_of, viewers
 from corral.controller.api.path_segments import whole_name
 from corral.controller.files.fetches import Fetches
+from corral.controller.install.planner import InstallPlanner
 from corral.controller.models.schedules import Schedules
 from corral.controller.models.service import Models
 from corral.kit.errors import Invalid
@@ -55,9 +56,13 @@ class ModelRoutes(Controller):
     async def show(self, models: Models, model: str) -> ModelView:
         return await models.view(whole_name(model))
 
-    @post("/", guards=(admins,), summary="Install a model from a gallery or by its definition")
-    async def install(self, request: AnyRequest, models: Models, fetches: Fetches, data: InstallModel) -> ModelChanged:
+    @post("/", guards=(admins,), summary="Install a model from a gallery, from a source, or by its definition")
+    async def install(
+        self, request: AnyRequest, models: Models, fetches: Fetches, planner: InstallPlanner, data: InstallModel
+    ) -> ModelChanged:
         by = principal_of(request).name
+        if data.source and not data.definition and not data.text:
+            data = await planner.resolve(data)
         changed = await models.install(data, by=by)
         if not data.fetch:
             return changed

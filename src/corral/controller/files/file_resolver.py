@@ -5,6 +5,7 @@
     pypi://project[==version]/path          a file inside the project's wheel
     oci://host/repository:tag               a file of an artifact, or of an image
     file:///path                            on this machine, inside a folder that was opened for it
+    upload://sha256/name                    uploaded by a user: here, or nowhere
 
 Digest, size and the version that a name means now are looked up first: so the total size is known before the first
 byte is fetched.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,7 @@ from corral.blobs.store import Blob, BlobStore
 from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.blobs.transfer.range_responses import ServerRefused, interpret_response
 from corral.blobs.transfer.remote import TransferBroken, UrlRemote, refuse_downgrade, translate_errors
+from corral.contract.installs import UPLOAD_SCHEME
 from corral.contract.models import ModelFile
 from corral.contract.sources import HTTP, OCI, parse_uri
 from corral.controller.files.hub import Hub, HubSettings
@@ -83,6 +86,11 @@ class FileResolver:
             size = wheel.size_bytes
             return ResolvedFile(
                 wheel.name, wheel.resolved, wheel.fetch, size_bytes=size, disk_bytes=2 * size, unpacks=True
+            )
+        if uri.startswith(UPLOAD_SCHEME):
+            raise NotFound(
+                f"{file.path} was uploaded and is not on this controller any more: "
+                f"upload it again with `corral models install {shlex.quote('./' + file.path)} --replace`"
             )
         if uri.startswith("file://"):
             return await run_uncancelled(self._local, uri)

@@ -76,6 +76,7 @@ class Hub:
         url = f"{base}/api/models/{quote(repository)}/revision/{quote(revision, safe='')}?blobs=true"
         page = UrlRemote(self._session, url, self.headers)
         for tries in range(_TRIES):
+            wait_s = self._settings.wait_s * 2**tries
             try:
                 async with asyncio.timeout(self._settings.ask_s), page.open({}) as response:
                     headers = {name.lower(): value for name, value in response.headers.items()}
@@ -84,13 +85,13 @@ class Hub:
                         raise self.refused(judged.error)
                     if not isinstance(judged, ServerBusy):
                         return read_listing(await read_bounded(response, MAX_BYTES, page.name), repository)
-                trouble = judged.why
+                trouble, wait_s = judged.why, judged.after_s or wait_s
             except TransferBroken as error:
                 trouble = str(error)
             except TimeoutError:
                 trouble = f"{page.name}: nothing came for too long"
             if tries < _TRIES - 1:
-                await asyncio.sleep(self._settings.wait_s * 2**tries)
+                await asyncio.sleep(wait_s)
         raise Unreachable(trouble)
 
     def refused(self, error: CorralError) -> CorralError:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from corral.contract.installs import MAX_SOURCE_LENGTH
 from corral.contract.models import Definition
 from corral.gallery.models.documents import read_mapping
 from corral.kit.errors import Conflict, Invalid
@@ -82,6 +83,13 @@ def read_whole(definition: Mapping[str, Any], text: str) -> dict[str, Any]:
     if definition and text:
         raise Invalid("give the definition once: as a mapping or as text")
     return read_mapping(text.encode(), exact=True) if text else dict(definition)
+
+
+def check_source(text: str) -> str:
+    """Where a definition came from, as it is shown to users."""
+    if len(text) > MAX_SOURCE_LENGTH or not text.isprintable():
+        raise Invalid(f"source has at most {MAX_SOURCE_LENGTH} printable characters")
+    return text
 
 
 def refuse_if_from_file(model: StoredModel | None) -> None:

@@ -22,6 +22,7 @@ from corral.controller.models.edits import (
     ModelOrigin,
     alias_of,
     check_alias,
+    check_source,
     file_notes,
     next_row,
     read_whole,
@@ -260,7 +261,7 @@ class Models:
             raise Invalid("variants are a gallery's")
         whole = merged(whole, request.overrides)
         definition = read_definition(whole | {"name": request.name} if request.name else whole)
-        return await self._restored(definition), ModelOrigin.PERSON, ""
+        return await self._restored(definition), ModelOrigin.PERSON, check_source(request.source)
 
     async def _restored(self, definition: Definition) -> Definition:
         """An exported definition hides users and passwords: those that are stored for this model still hold."""

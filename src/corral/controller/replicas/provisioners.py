@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from corral.blobs.progress import OnProgress, Progress
+from corral.contract.gguf import GgufHeader, read_header
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition
 from corral.controller.operations.accept import OperationAcceptor
 from corral.controller.operations.requests import OperationKind, parse_request
 from corral.controller.replicas.load_jobs import TransferProgress
 from corral.controller.replicas.plan_input import FileStatus
-from corral.controller.scheduler.gguf import GgufHeader, read_header
 from corral.controller.scheduler.memory import MeasuredUsage, estimate_memory
 from corral.controller.scheduler.world import Memory
 from corral.kit.backoff import Backoff

@@ -3,7 +3,7 @@ read again and must still be the same; so no transaction stays open while planni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -94,7 +94,8 @@ class SnapshotReader:
     idle_unload_s: float = 0.0
     localai: bool = False  # this controller serves LocalAI workers
 
-    async def read(self, *, all_models: bool = False) -> FleetSnapshot:
+    async def read(self, *, all_models: bool = False, backends: Collection[str] = ()) -> FleetSnapshot:
+        """`backends`: look up their builds, too, though no model uses them."""
         async with self.store.read() as tx:
             return await read_snapshot(
                 tx,
@@ -104,6 +105,7 @@ class SnapshotReader:
                 activity=self.activity.find,
                 memory=self.memory,
                 all_models=all_models,
+                more_backends=backends,
                 localai=self.builds.for_localai if self.localai else None,
             )
 
@@ -127,11 +129,13 @@ async def read_snapshot(
     activity: FindActivity,
     memory: FindMemory,
     all_models: bool = False,
+    more_backends: Collection[str] = (),
     localai: FindBuild | None = None,
     installed: FindBuild = _assume_installed,
 ) -> FleetSnapshot:
-    """`all_models`: look up builds also for models that no replica is wanted of. `localai`: finds builds for LocalAI
-    workers, if this controller serves them. `installed`: finds the devices of an installed backend."""
+    """`all_models`: look up builds also for models that no replica is wanted of; `more_backends`: and of these
+    backends. `localai`: finds builds for LocalAI workers, if this controller serves them. `installed`: finds the
+    devices of an installed backend."""
     snapshot = FleetSnapshot(await tx.now())
     snapshot.rows, snapshot.jobs = await read_desired(tx)
     inventories = {row.node_id: row for row in await node_backends.list_(tx)}
@@ -140,6 +144,7 @@ async def read_snapshot(
     found = [node for node in await nodes.list_(tx) if node.approved and node.node_type in ("", "backend")]
     await _read_models(tx, snapshot, idle_unload_s, memory)
     backends = {model.backend for model in snapshot.models.values()} if all_models else _needed_backends(snapshot)
+    backends |= set(more_backends)
     rules = await backend_rules.list_live(tx)
     effective = without_overruled(rule for rule in rules if rule.backend in backends)
     missing_builds = await _read_missing_builds(tx, effective)

@@ -6,6 +6,7 @@ been busy.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from msgspec.structs import replace as changed
@@ -60,12 +61,16 @@ class PlacementExplainer:
         )
         return changed(explained, replicas=tuple(replicas))
 
-    async def _read_world(self) -> tuple[FleetSnapshot, World]:
+    async def world(self, backends: Collection[str]) -> World:
+        """The fleet as placement sees it, with the builds of these backends: for models that are not installed yet."""
+        return (await self._read_world(backends))[1]
+
+    async def _read_world(self, backends: Collection[str] = ()) -> tuple[FleetSnapshot, World]:
         deadline = self._clock.monotonic() + self._wait_s
         while True:
-            snapshot = await self._snapshots.read(all_models=True)
-            backends = {model.backend for model in snapshot.models.values()}
-            pending = any(self._snapshots.builds.is_looking_up(backend) for backend in backends)
+            snapshot = await self._snapshots.read(all_models=True, backends=backends)
+            names = {model.backend for model in snapshot.models.values()} | set(backends)
+            pending = any(self._snapshots.builds.is_looking_up(backend) for backend in names)
             if not pending or self._clock.monotonic() >= deadline:
                 return snapshot, self._world(snapshot)
             await self._clock.sleep(_POLL_S)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from corral.contract.gguf import GgufHeader
 from corral.contract.models import Definition
-from corral.controller.scheduler.gguf import GgufHeader
 from corral.controller.scheduler.world import MIB, Memory
 from corral.kit.humanize import format_bytes
 

@@ -7,11 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
+
 from corral.blobs.oci.credentials import DockerConfig
 from corral.blobs.oci.registry import RegistryClient, RegistrySettings
 from corral.blobs.store import BlobStore
 from corral.blobs.transfer.fetcher import Fetcher
 from corral.blobs.transfer.remote import HttpTimeouts, open_session
+from corral.blobs.upload import Uploads
 from corral.controller.files.blob_listener import ControllerBlobUrls, open_blob_listener
 from corral.controller.files.fetches import FetchPace
 from corral.controller.files.file_resolver import FileResolver, ResolverSettings
@@ -35,6 +38,9 @@ from corral.gallery.pypi.wheel_sizes import WheelSizes
 class OpenedFiles:
     files: ModelFiles
     sizes: FileSizes
+    session: aiohttp.ClientSession  # for the hub and other servers
+    hub: HubSettings
+    uploads: Uploads
     url: str  # of the listener, for workers, which fill in `{host}`
     peers: BlobPeers
     parts: tuple[Part, ...]  # to be run
@@ -89,8 +95,16 @@ async def open_model_files(
         ) as url:
             blob_urls.own = url
             peers = BlobPeers(BlobTracker(), tokens, active, runtime.bus, clock, ca_pem=trust.ca_pem)
-            sizes = FileSizes(own, resolver_settings.folders)
-            yield OpenedFiles(files, sizes, url, peers, (files, blob_urls, missing, peers))
+            yield OpenedFiles(
+                files,
+                FileSizes(own, resolver_settings.folders),
+                session,
+                resolver_settings.hub,
+                Uploads(blobs, max_bytes=settings.files.upload_limit_bytes),
+                url,
+                peers,
+                (files, blob_urls, missing, peers),
+            )
 
 
 def fetch_pace(settings: ControllerSettings) -> FetchPace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from corral.blobs.upload import Uploads
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.api.metrics import ControllerMetrics
 from corral.controller.api.overview import Overview
@@ -15,6 +16,7 @@ from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.gateways.demand import Demand
 from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.gateways.view import FleetViews
+from corral.controller.install.planner import InstallPlanner
 from corral.controller.runtime.database import Readiness
 from corral.controller.settings import ControllerSettings
 from corral.controller.web.routes import dependencies as web_dependencies
@@ -36,6 +38,8 @@ def api_services(
     models: ModelParts,
     fetches: Fetches,
     replicas: Replicas,
+    planner: InstallPlanner,
+    uploads: Uploads,
     demand: Demand,
     blob_peers: BlobPeers,
 ) -> dict[str, Any]:
@@ -70,6 +74,8 @@ def api_services(
         "preparing": backends.resolver,
         "models": models.models,
         "fetches": fetches,
+        "planner": planner,
+        "uploads": uploads,
         "loads": replicas.loads,
         "replica_rows": replicas.rows,
         "explaining": replicas.why,  # not `why`: the login form has a parameter of that name

@@ -1,17 +1,21 @@
 """Reads the header of a GGUF file: the shape of the model, without its weights.
 
 Files are untrusted: every count and length is bounded before it is used, and only the few numbers needed are kept.
-Reading ends where the tokens begin: the shape comes before them, megabytes of vocabulary after. `memory.py` decides
-from the header; the caller opens the file.
+Reading ends where the tokens begin: the shape comes before them, megabytes of vocabulary after. With `whole` the rest
+is read, too: whether the file has a chat template stands behind the vocabulary. The controller estimates memory and
+derives definitions from the header, the CLI reads the header of a file that it uploads; the caller opens the file.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import BinaryIO
 
+import msgspec
+
+from corral.contract.codec import Message
 from corral.kit.errors import Invalid
 
 MAGIC = b"GGUF"
@@ -21,22 +25,30 @@ MAX_KEY_LENGTH = 65_535  # the format's own bound
 MAX_TEXT_LENGTH = 256  # that is kept
 MAX_LIST_LENGTH = 4_096  # that is kept: one number per layer
 TOKENS = "tokenizer.ggml.tokens"
+CHAT_TEMPLATE = "tokenizer.chat_template"
 
 Value = int | float | bool | str | tuple[int | float | bool, ...]
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
 MAX_DEPTH = 4  # of lists of lists, which the format allows
+_TRUNCATED = "the GGUF file ends in the middle of its header"
 
 
-@dataclass(frozen=True)
-class GgufHeader:
-    """Values as the file has them; `memory.py` checks their plausibility."""
+class Truncated(Invalid):
+    """The header goes on where these bytes end."""
+
+
+class GgufHeader(Message, frozen=True):
+    """Values as the file has them; those who use them check their plausibility."""
 
     version: int
     architecture: str
-    values: Mapping[str, Value] = field(default_factory=dict)  # by the key without the architecture's name
+    values: dict[str, Value] = msgspec.field(default_factory=dict)  # by the key without the architecture's name
     vocabulary: int = 0  # tokens
+    name: str = ""  # general.name
+    kind: str = ""  # general.type: model, adapter, mmproj
+    chat_template: bool | None = None  # None: the header was not read so far
 
     def number(self, key: str) -> int:
         """0: missing or not a positive integer."""
@@ -56,10 +68,12 @@ def is_gguf(start: bytes) -> bool:
     return start[:4] == MAGIC
 
 
-def read_header(file: BinaryIO) -> GgufHeader:
-    """Read from the beginning of the file. Raises Invalid for a file that is not GGUF or has implausible lengths."""
-    if file.read(4) != MAGIC:
-        raise Invalid("this is not a GGUF file")
+def read_header(file: BinaryIO, *, whole: bool = False) -> GgufHeader:
+    """Read from the beginning of the file. Raises Invalid for a file that is not GGUF or has implausible lengths,
+    Truncated if the file ends too early."""
+    start = file.read(4)
+    if start != MAGIC:
+        raise Truncated(_TRUNCATED) if start and MAGIC.startswith(start) else Invalid("this is not a GGUF file")
     version_bytes = file.read(4)
     order = "<" if version_bytes[2:] == b"\0\0" else ">"  # versions are small numbers: the wrong order makes them huge
     reader = _HeaderReader(file, order)
@@ -76,23 +90,43 @@ def read_header(file: BinaryIO) -> GgufHeader:
         key = reader.text(MAX_KEY_LENGTH, keep=True)
         kind = reader.scalar("I")
         if key == TOKENS:
-            vocabulary = reader.list_length(kind)
-            break
+            vocabulary = reader.tokens(kind, skip=whole)
+            if not whole:
+                break
+            continue
         value = reader.value(kind)
-        if value is not None:
+        if value is not None and _is_finite(value):
             values[key] = value
-    return _header(version, values, vocabulary)
+    return _header(version, values, vocabulary, whole=whole)
 
 
-def _header(version: int, values: Mapping[str, Value], vocabulary: int) -> GgufHeader:
+def _header(version: int, values: Mapping[str, Value], vocabulary: int, *, whole: bool) -> GgufHeader:
     architecture = values.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
         raise Invalid("the GGUF file does not name its architecture")
     prefix = f"{architecture}."
     own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
     return GgufHeader(
-        version, architecture, own, vocabulary or GgufHeader(version, architecture, own).number("vocab_size")
+        version,
+        architecture,
+        own,
+        vocabulary or GgufHeader(version, architecture, own).number("vocab_size"),
+        name=_text_of(values, "general.name"),
+        kind=_text_of(values, "general.type"),
+        # A long text is not kept, its key is.
+        chat_template=CHAT_TEMPLATE in values if whole else None,
     )
+
+
+def _text_of(values: Mapping[str, Value], key: str) -> str:
+    value = values.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _is_finite(value: Value) -> bool:
+    """No shape has an infinite number in it, and JSON has no word for one."""
+    members = value if isinstance(value, tuple) else (value,)
+    return all(math.isfinite(each) for each in members if isinstance(each, float))
 
 
 class _HeaderReader:
@@ -107,14 +141,14 @@ class _HeaderReader:
         try:
             (value,) = struct.unpack(self._order + kind, data)
         except struct.error:
-            raise Invalid("the GGUF file ends in the middle of its headerer") from None
+            raise Truncated(_TRUNCATED) from None
         return value  # type: ignore[no-any-return]
 
     def take(self, size: int) -> bytes:
         self._count(size)
         data = self._file.read(size)
         if len(data) != size:
-            raise Invalid("the GGUF file ends in the middle of its headerer")
+            raise Truncated(_TRUNCATED)
         return data
 
     def skip(self, size: int) -> None:
@@ -149,18 +183,22 @@ class _HeaderReader:
             return self._list(depth)
         raise Invalid(f"the GGUF file has a value of unknown kind {kind}")
 
-    def list_length(self, kind: int) -> int:
-        """The length of a list whose members are not read."""
+    def tokens(self, kind: int, *, skip: bool) -> int:
+        """The number of tokens. `skip`: go past them."""
         if kind != _LIST:
             raise Invalid("the tokens of the GGUF file are not a list")
-        self.scalar("I")
+        member = self.scalar("I")
         length = self.scalar("Q")
         if length > MAX_BYTES:
             raise Invalid(f"{length} tokens: no model has so many")
+        if skip:
+            self._members(member, length, depth=0)
         return length
 
     def _list(self, depth: int) -> tuple[int | float | bool, ...] | None:
-        kind, length = self.scalar("I"), self.scalar("Q")
+        return self._members(self.scalar("I"), self.scalar("Q"), depth)
+
+    def _members(self, kind: int, length: int, depth: int) -> tuple[int | float | bool, ...] | None:
         if kind in _SCALARS:
             size = struct.calcsize(self._order + _SCALARS[kind]) * length
             if length > MAX_LIST_LENGTH:

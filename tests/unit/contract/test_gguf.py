@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from corral.controller.scheduler import gguf as reading
-from corral.controller.scheduler.gguf import GgufHeader, read_header
+from corral.contract import gguf as reading
+from corral.contract.codec import decode, encode
+from corral.contract.gguf import GgufHeader, Truncated, read_header
 from corral.kit.errors import Invalid
 from tests.support.gguf_files import LLAMA, TOKENS, gguf
 
@@ -139,3 +140,39 @@ def test_no_changed_byte_does_harm(position: int, value: int) -> None:
     except Invalid:
         return
     assert isinstance(header, GgufHeader)
+
+
+def read_whole(data: bytes) -> GgufHeader:
+    return read_header(io.BytesIO(data), whole=True)
+
+
+def test_what_follows_the_vocabulary_is_read_when_it_is_wanted() -> None:
+    after = {"tokenizer.ggml.merges": ["a b"] * 50, "tokenizer.chat_template": "{{ x }}" * 1000}
+    data = gguf(LLAMA | TOKENS | after | {"general.type": "model"})
+    assert read(data).chat_template is None
+    header = read_whole(data)
+    assert (header.chat_template, header.vocabulary, header.name, header.kind) == (True, 4, "a small llama", "model")
+    assert read_whole(gguf(LLAMA | TOKENS)).chat_template is False
+
+
+def test_a_beginning_asks_for_more_and_never_for_something_else() -> None:
+    data = gguf(LLAMA | TOKENS | {"tokenizer.chat_template": "x" * 1000, "general.type": "model"})
+    for length in range(1, len(data)):
+        with pytest.raises(Truncated):
+            read_whole(data[:length])
+
+
+def test_numbers_that_are_none_are_left_out_and_the_rest_crosses_the_wire() -> None:
+    values = {"llama.odd": float("inf"), "llama.odds": [1.5, float("nan")], "llama.fine": [1.5, 2.5]}
+    header = read_whole(gguf(LLAMA | values | TOKENS))
+    assert not header.values.keys() & {"odd", "odds"}
+    assert decode(GgufHeader, encode(header)) == header
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_do_harm_behind_the_vocabulary(data: bytes) -> None:
+    for start in (gguf(LLAMA | TOKENS, count=14), gguf(TOKENS, count=5)):
+        try:
+            decode(GgufHeader, encode(read_whole(start + data)))
+        except Invalid:
+            continue
