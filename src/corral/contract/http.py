@@ -104,9 +104,13 @@ class Responder(Protocol):
     async def send(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response. Sets Content-Length."""
 
-    async def stream(self, status: int, headers: Headers, pieces: AsyncIterator[bytes]) -> None:
-        """Send a response of unknown length (chunked; closed at the end for HTTP/1.0); waits when the client is slow.
-        If the client leaves, closes the iterator and raises `ClientGone`."""
+    async def stream(
+        self, status: int, headers: Headers, pieces: AsyncIterator[bytes], *, length: int | None = None
+    ) -> None:
+        """Send a response in pieces; waits when the client is slow. With a `length`, Content-Length is sent, also in
+        the response to a HEAD, and the connection is cut if the pieces have another length; without one, the response
+        is chunked (closed at the end for HTTP/1.0). If the client leaves, closes the iterator and raises
+        `ClientGone`."""
 
     async def relay(
         self,

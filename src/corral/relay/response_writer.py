@@ -43,14 +43,20 @@ class ResponseWriter(Runner):
         if self.conn.paused:
             await self._drain()
 
-    async def stream(self, status: int, headers: Headers, pieces: AsyncIterator[bytes]) -> None:
+    async def stream(
+        self, status: int, headers: Headers, pieces: AsyncIterator[bytes], *, length: int | None = None
+    ) -> None:
         self._check_open()
         bodiless = has_no_body(status, self.request_head.method)
-        framing = b"" if bodiless else self.unknown_length()
+        chunked = length is None and not bodiless and bool(self.request_head.minor)
+        if length is not None and not (bodiless and self.request_head.method != b"HEAD"):
+            framing = b"content-length: %d\r\n" % length
+        else:
+            framing = b"" if bodiless else self.unknown_length()
         self._begin(status, headers, framing, b"")
         try:
             if not bodiless:
-                await self._stream_pieces(pieces)
+                await self._stream_pieces(pieces, chunked, length)
         except asyncio.CancelledError:
             if not self.gone:
                 raise
@@ -58,18 +64,24 @@ class ResponseWriter(Runner):
         finally:
             if isinstance(pieces, AsyncGenerator):
                 await pieces.aclose()
-        if self.request_head.minor and not bodiless:
+        if chunked:
             self._write(LAST_CHUNK)
         self.complete()
 
-    async def _stream_pieces(self, pieces: AsyncIterator[bytes]) -> None:
+    async def _stream_pieces(self, pieces: AsyncIterator[bytes], chunked: bool, length: int | None) -> None:
+        sent = 0
         async for piece in pieces:
             if self.gone:
                 raise ClientGone("the client left")
+            sent += len(piece)
+            if length is not None and sent > length:
+                break
             if piece:
-                self._write(frame(piece) if self.request_head.minor else piece)
+                self._write(frame(piece) if chunked else piece)
             if self.conn.paused:
                 await self._drain()
+        if length is not None and sent != length:
+            raise RuntimeError(f"the response has {sent} bytes or more, and {length} were announced")
 
     async def _drain(self) -> None:
         """Wait until the client has read most of the written bytes. Raises `ClientGone`."""

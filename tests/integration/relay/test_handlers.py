@@ -88,6 +88,34 @@ async def test_stream_to_http_1_0_ends_with_the_connection() -> None:
         assert (answer.body, answer.get(b"connection")) == (b"onetwo", b"close")
 
 
+async def test_a_stream_of_known_length() -> None:
+    async def action(request: Request, responder: Responder) -> None:
+        await responder.stream(200, (), events(b"one", b"", b"two"), length=6)
+
+    async with rig(handler=Does(action)) as r:
+        client = await r.client()
+        for _ in range(2):
+            answer = await client.ask(GET)
+            assert (answer.status, answer.body, answer.get(b"content-length")) == (200, b"onetwo", b"6")
+            assert answer.get(b"transfer-encoding") is None
+            answer = await client.ask(b"HEAD /x HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (answer.status, answer.get(b"content-length")) == (200, b"6")
+
+
+@pytest.mark.parametrize("length", [5, 7])
+async def test_a_stream_of_another_length_than_announced_is_cut(length: int) -> None:
+    async def action(request: Request, responder: Responder) -> None:
+        await responder.stream(200, (), events(b"one", b"two"), length=length)
+
+    async with rig(handler=Does(action)) as r:
+        client = await r.client()
+        await client.send(GET)
+        received = await client.rest()
+        assert b"content-length: %d\r\n" % length in received
+        assert len(received.partition(b"\r\n\r\n")[2]) < length
+        assert r.server.counters.handler_failures == 1
+
+
 async def test_a_stream_that_fails_half_way_breaks_the_connection() -> None:
     async def action(request: Request, responder: Responder) -> None:
         async def pieces() -> AsyncIterator[bytes]:

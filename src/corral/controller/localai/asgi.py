@@ -118,10 +118,13 @@ class AsgiResponder:
         await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self._send({"type": "http.response.body", "body": body})
 
-    async def stream(self, status: int, headers: Headers, pieces: AsyncIterator[bytes]) -> None:
+    async def stream(
+        self, status: int, headers: Headers, pieces: AsyncIterator[bytes], *, length: int | None = None
+    ) -> None:
         """What breaks off in the middle is not ended: the server cuts the connection, so nobody takes it for all."""
         try:
-            await self._start(status, list(headers))
+            announced = [] if length is None else [(b"content-length", b"%d" % length)]
+            await self._start(status, [*headers, *announced])
             async for piece in pieces:
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
             await self._send({"type": "http.response.body", "body": b""})
