@@ -7,8 +7,10 @@ with literal payloads, backends called by gRPC at the address an install answere
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
@@ -185,6 +187,34 @@ class LocalAIController:
             asked = pb.PredictOptions(Prompt=prompt)
             reply = await stub.Predict(asked, metadata=_token(self.token), timeout=30)
             return str(reply.message.decode())
+
+    async def load_file(self, address: str, model: str, path: str, models_folder: str) -> None:
+        """Load a model whose file was staged: the field has the path on the worker."""
+        async with self._backend(address) as stub:
+            options = pb.ModelOptions(Model=model, ModelFile=path, ModelPath=models_folder)
+            loaded = await stub.LoadModel(options, metadata=_token(self.token), timeout=30)
+            assert loaded.success, loaded.message
+
+    async def predict(self, address: str, prompt: str) -> str:
+        async with self._backend(address) as stub:
+            reply = await stub.Predict(pb.PredictOptions(Prompt=prompt), metadata=_token(self.token), timeout=30)
+            return str(reply.message.decode())
+
+    async def transcribe(self, address: str, path: str) -> str:
+        async with self._backend(address) as stub:
+            asked = pb.TranscriptRequest(dst=path)
+            return str((await stub.AudioTranscription(asked, metadata=_token(self.token), timeout=30)).text)
+
+    async def speak(self, address: str, text: str, path: str) -> None:
+        """The backend writes to the path on the worker."""
+        async with self._backend(address) as stub:
+            said = await stub.TTS(pb.TTSRequest(text=text, dst=path), metadata=_token(self.token), timeout=30)
+            assert said.success, said.message
+
+    @contextlib.asynccontextmanager
+    async def _backend(self, address: str) -> AsyncIterator[Any]:
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield backend_pb2_grpc.BackendStub(channel)
 
     async def running(self, node: str) -> list[tuple[str, int]]:
         models = (await self.ask(node, "models.running", {}))["models"]

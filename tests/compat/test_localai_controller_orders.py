@@ -3,112 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.compat.localai_controller import LocalAIController
+from tests.compat.corral_worker import CorralWorker, is_ready, publish, run_worker
 from tests.support.fleet import http
 from tests.support.nats import Cable, NatsServer, nats_server
-from tests.support.ordering import tarred
-from tests.support.processes import CORRAL, Process, clean_env, free_port
-from tests.support.supervising import MOCK, swept
 from tests.support.waiting import until
 
 __all__ = ["nats_server"]
 
-OPENAI = {"protocol": "openai", "command": ["./run.sh"]}
-
-
-class Hand:
-    """The worker, and what it was told."""
-
-    def __init__(self, controller: LocalAIController, process: Process, folder: Path, base: int) -> None:
-        self.controller = controller
-        self.process = process
-        self.folder = folder
-        self.base = base
-
-    @property
-    def http_url(self) -> str:
-        return f"http://127.0.0.1:{self.base - 1}"
-
-    async def ask(self, subject: str, payload: object) -> dict[str, Any]:
-        return await self.controller.ask("w1", subject, payload)
-
-    async def install(self, backend: str, **more: Any) -> dict[str, Any]:
-        order = {"backend": backend, "backend_galleries": self.controller.galleries} | more
-        return await self.ask("backend.install", order)
-
-    async def rows(self) -> dict[str, dict[str, Any]]:
-        return {row["name"]: row for row in (await self.ask("backend.list", {}))["backends"] or ()}
-
-
-@asynccontextmanager
-async def hand(
-    server: NatsServer, folder: Path, *, bus_url: str = "", auto_approve: bool = True
-) -> AsyncIterator[Hand]:
-    """Set up with nothing but the settings LocalAI's workers have; durations apart."""
-    base = free_port()  # the ingress takes the port below it
-    base += 1
-    async with LocalAIController(server, auto_approve=auto_approve) as controller:
-        env = clean_env(
-            folder,
-            LOCALAI_REGISTER_TO=controller.url,
-            LOCALAI_NATS_URL=bus_url or server.url,
-            LOCALAI_NATS_REQUIRE_AUTH="true",
-            LOCALAI_REGISTRATION_TOKEN=controller.token,
-            LOCALAI_NODE_NAME="w1",
-            LOCALAI_NODE_LABELS="tier=fast, room=barn",
-            LOCALAI_ADDR=f"127.0.0.1:{base}",
-            LOCALAI_GRPC_MAX_PORT=str(base + 400),
-            LOCALAI_BACKENDS_PATH=str(folder / "backends"),
-            LOCALAI_MODELS_PATH=str(folder / "models"),
-            LOCALAI_HEARTBEAT_INTERVAL="300ms",
-            CORRAL_DATA=str(folder / "w"),
-            CORRAL_BACKEND_POLL="50ms",
-            CORRAL_BACKEND_PORT_REST="1s",
-            CORRAL_RETRY_FIRST="100ms",
-            CORRAL_RETRY_CAP="1s",
-        )
-        with swept(folder / "w" / "processes"):
-            process = Process((*CORRAL, "worker"), env, folder / "worker.log")
-            try:
-                found = Hand(controller, process, folder, base)
-                if auto_approve:
-                    await until(lambda: _ready(found), "ready worker", 60)
-                yield found
-            finally:
-                await asyncio.to_thread(process.close)
-
-
-async def _ready(worker: Hand) -> bool:
-    assert worker.process.running, worker.process.output()
-    answer = await asyncio.to_thread(http, "GET", worker.http_url + "/readyz")
-    return answer.status == 200 and bool(worker.controller.beats)
-
-
-def publish(controller: LocalAIController, version: str) -> None:
-    """The mock, saying this version, as an archive beside the gallery."""
-    program = {path.name: path.read_bytes() for path in MOCK.iterdir() if path.is_file()}
-    name = f"mock-{version}.tar"
-    controller.files[name] = tarred(program | {"VERSION": f"{version}\n".encode()})
-    known = {"uri": f"{controller.url}/files/{name}", "sha256": hashlib.sha256(controller.files[name]).hexdigest()}
-    controller.gallery = [
-        {"name": "mock", "alias": "mock", "capabilities": {"default": "mock-grpc"}},
-        {"name": "mock-grpc", "alias": "mock", "version": version} | known,
-        {"name": "spoken", "corral": OPENAI} | known,
-    ]
-
 
 async def test_the_whole_life_of_a_backend(nats_server: NatsServer, tmp_path: Path) -> None:
-    async with hand(nats_server, tmp_path) as worker:
+    async with run_worker(nats_server, tmp_path) as worker:
         controller = worker.controller
         publish(controller, "1")
 
@@ -236,30 +146,16 @@ async def test_the_whole_life_of_a_backend(nats_server: NatsServer, tmp_path: Pa
 
 
 async def test_while_it_waits_for_approval_it_says_where_to_approve_it(nats_server: NatsServer, tmp_path: Path) -> None:
-    async with hand(nats_server, tmp_path, auto_approve=False) as worker:
+    async with run_worker(nats_server, tmp_path, auto_approve=False) as worker:
         await until(lambda: "waiting for approval" in worker.process.output(), "its first words", 60)
         assert "approve w1 on the Nodes page of LocalAI" in worker.process.output()
         assert "corral nodes approve" not in worker.process.output(), "there is no Corral controller"
         worker.controller.auto_approve = True
-        await until(lambda: _ready(worker), "ready worker", 60)
-
-
-async def test_without_a_file_server_it_says_so(nats_server: NatsServer, tmp_path: Path) -> None:
-    async with hand(nats_server, tmp_path) as worker:
-        for method, path in (("PUT", "/v1/files/models/m/w.gguf"), ("GET", "/v1/files-list/models/m")):
-            answer = await asyncio.to_thread(http, method, worker.http_url + path, key=worker.controller.token)
-            assert answer.status == 501, "final for a LocalAI controller: it does not try again for an hour"
-            assert b"has no file server for LocalAI controllers yet" in answer.body
-            refused = await asyncio.to_thread(http, method, worker.http_url + path, key="another")
-            assert (refused.status, refused.body) == (401, b"unauthorized\n")
-        log = worker.process.output()
-        assert "has no file server for LocalAI controllers yet" in log
-        assert "the token is not the registration token of the LocalAI fleet" in log
-        assert "has not joined a cluster" not in log
+        await until(lambda: is_ready(worker), "ready worker", 60)
 
 
 async def test_refusals_say_why(nats_server: NatsServer, tmp_path: Path) -> None:
-    async with hand(nats_server, tmp_path) as worker:
+    async with run_worker(nats_server, tmp_path) as worker:
         publish(worker.controller, "1")
         spoken = await worker.install("spoken")
         assert spoken["success"] is False
@@ -281,7 +177,7 @@ async def test_refusals_say_why(nats_server: NatsServer, tmp_path: Path) -> None
 async def test_a_forced_install_of_an_older_controller_fetches_again_and_starts_afresh(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:
-    async with hand(nats_server, tmp_path) as worker:
+    async with run_worker(nats_server, tmp_path) as worker:
         publish(worker.controller, "1")
         first = await worker.install("mock", model_id="m")
         other = await worker.install("mock", model_id="n")
@@ -299,7 +195,7 @@ async def test_a_forced_install_of_an_older_controller_fetches_again_and_starts_
 async def test_heartbeats_only_while_the_bus_is_there(nats_server: NatsServer, tmp_path: Path) -> None:
     async with (
         Cable(int(nats_server.url.rsplit(":", 1)[1])) as cable,
-        hand(nats_server, tmp_path, bus_url=cable.url) as worker,
+        run_worker(nats_server, tmp_path, bus_url=cable.url) as worker,
     ):
         publish(worker.controller, "1")
         running = await worker.install("mock", model_id="m")
@@ -320,12 +216,12 @@ async def test_heartbeats_only_while_the_bus_is_there(nats_server: NatsServer, t
         assert await worker.install("mock", model_id="m") == running
 
 
-async def _status(worker: Hand, status: int) -> bool:
+async def _status(worker: CorralWorker, status: int) -> bool:
     return (await asyncio.to_thread(http, "GET", worker.http_url + "/readyz")).status == status
 
 
 async def test_the_settings_of_localai_stand_for_ours(nats_server: NatsServer, tmp_path: Path) -> None:
-    async with hand(nats_server, tmp_path) as worker:
+    async with run_worker(nats_server, tmp_path) as worker:
         publish(worker.controller, "1")
         assert (await worker.install("mock"))["success"]
         assert (tmp_path / "backends").is_dir()

@@ -83,6 +83,7 @@ PURE = [
     "worker/supervisor/ports.py",
     "worker/supervisor/keys.py",
     "worker/localai/peer.py",
+    "worker/localai/ranges.py",
     "worker/supervisor/environment.py",
     "blobs/transfer/range_responses.py",
     "blobs/serving/http_request.py",

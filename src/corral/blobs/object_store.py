@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 CREATED_AT = "created-at"  # user metadata of the contract, RFC 3339
 SHA256 = "sha256"  # user metadata of ours: lets a reader verify the whole file
+DOWNLOAD = ".corral-download-"  # bytes of an unfinished download, beside its target
 PART_BYTES = 8 << 20
 MAX_PARTS = 9_000  # S3 allows 10,000
 PARTS_AT_ONCE = 4
@@ -86,7 +87,10 @@ class ObjectStore:
         self._limits = limits or StoreLimits()
         self._space = space or DiskSpace()
         self.name = f"{settings.storage_url}/{settings.storage_bucket}"  # for messages
-        self._bucket = _open_bucket(settings, self._limits)
+        try:
+            self._bucket = _open_bucket(settings, self._limits)
+        except (OSError, ValueError, BaseError) as error:
+            raise Invalid(f"the object storage {self.name} cannot be used: {_first_line(str(error))}") from error
 
     async def find(self, key: str) -> StoredObject | None:
         try:
@@ -304,7 +308,7 @@ class _Partial:
         version = hashlib.sha256(f"{found.etag} {found.size}".encode()).hexdigest()[:16]
         # The name of the file is not part of the partial's name: it may be as long as names can be.
         name = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]
-        self._partial = path.with_name(f".{name}.{version}.part")
+        self._partial = path.with_name(f"{DOWNLOAD}{name}.{version}")
         self._file: BinaryIO | None = None
         self._hash = hashlib.sha256()
         self.have = 0

@@ -2,6 +2,7 @@
 
 `run` is the process, `serve` the worker in it. The order matters: processes of an earlier worker are adopted before the
 ingress listens, the ingress listens before the worker registers, and orders are served only by a registered node.
+`worker/localai` is imported in functions only: without that package a worker serves Corral controllers.
 """
 
 from __future__ import annotations
@@ -106,6 +107,10 @@ async def serve(
     with hold_folder(settings.node.data) as lock:
         saved.save(settings.node.data, given or {})
         parts = make_parts(settings, clock or SystemClock())
+        if with_localai:
+            from corral.worker.localai.wiring import mount_file_server
+
+            mount_file_server(settings, parts.routes, parts.user)
         status, supervisor = parts.status, parts.supervisor
 
         def on_successor() -> None:
@@ -224,12 +229,15 @@ async def work(
 
         def make_localai(backend_parts: BackendParts) -> LocalAIOrders | None:
             nonlocal localai
-            localai = make_localai_orders(settings, parts, backend_parts) if with_localai else None
+            if with_localai:
+                from corral.worker.localai.wiring import make_localai_orders
+
+                localai = make_localai_orders(settings, backend_parts, parts.user, token=parts.join_token)
             return localai
 
         await run_until(stopped, parts.hardware.measure_all())
         async with (
-            background(parts.hardware.run()),
+            background(parts.hardware.run(), *([sweep_files(settings, clock)] if with_localai else ())),
             open_backends(
                 settings,
                 parts.supervisor,
@@ -276,19 +284,10 @@ def make_registrar(
     )
 
 
-def make_localai_orders(settings: WorkerSettings, parts: Parts, backends: BackendParts) -> LocalAIOrders:
-    """The only import of `worker/localai`: without that package a worker serves Corral controllers."""
-    from corral.worker.localai.orders import LocalAIOrders
+async def sweep_files(settings: WorkerSettings, clock: Clock) -> None:
+    from corral.worker.localai.wiring import make_file_sweep
 
-    return LocalAIOrders(
-        settings.localai,
-        backends.changes,
-        backends.installer,
-        backends.supervisor,
-        backends.files,
-        settings.node.models_dir,
-        token=parts.join_token,
-    )
+    await make_file_sweep(settings, clock).run()
 
 
 def make_agent(

@@ -95,12 +95,19 @@ def test_environment(variable: str, text: str, field: str, value: object) -> Non
         ("LOCALAI_NATS_JWT", "eyJ", "bus-jwt and bus-user-seed come together"),
         ("LOCALAI_NATS_TLS_CERT", "/no/such", "bus-cert and bus-key come together"),
         ("LOCALAI_NATS_TLS_CA", "/no/such", "bus-ca: there is no file '/no/such'"),
+        ("CORRAL_UPLOAD_LIMIT", "much", "not a size"),
+        ("CORRAL_UPLOAD_LIMIT", "80%", "not a size"),
     ],
 )
 def test_refused_by_name(variable: str, text: str, words: str) -> None:
     with pytest.raises(BadSettings) as caught:
         read({variable: text})
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "size"), [("50GiB", 50 << 30), ("900MB", 900_000_000), ("4096", 4096), ("0", 0)])
+def test_the_limit_of_uploads(text: str, size: int) -> None:
+    assert read({"CORRAL_UPLOAD_LIMIT": text}).localai.upload_limit_bytes == size
 
 
 def test_all_faults_are_told_at_once() -> None:

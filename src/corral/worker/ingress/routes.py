@@ -27,10 +27,7 @@ from corral.worker.supervisor.logs import LogBook
 log = get_log(__name__)
 _REPLICAS = "/replicas"
 _FILES = (b"/v1/files/", b"/v1/files-list/")
-NO_FILES = (
-    "this Corral worker has no file server for LocalAI controllers yet: models whose files LocalAI sends "
-    "cannot be loaded on it"
-)
+NO_FILES = "this Corral worker has no file server"
 Serve = Callable[[Request, Responder], Awaitable[int]]  # answers, and tells the status for the count
 
 
@@ -59,6 +56,7 @@ class IngressRoutes:
         metrics.in_flight.set_function(lambda: self._open_requests + self.fast_path.running)
         self._logs = logs.LogRoutes(book)
         self._blobs = blobs
+        self.serve_files: Serve = self._no_files  # `main` sets another one, where LocalAI is supported
         self._open: dict[bytes, Serve] = {b"/healthz": self._healthz, b"/readyz": self._readyz}
         self._guarded: dict[bytes, tuple[Scope, Serve]] = {
             b"/corral/hello": (Scope.PROBE, self._hello),
@@ -98,7 +96,7 @@ class IngressRoutes:
         if self._blobs is not None and route.startswith(ROUTE):
             return "/blobs", Scope.BLOBS, self._blobs.handle
         if route.startswith(_FILES):
-            return "/v1/files", Scope.FILES, self._no_files
+            return "/v1/files", Scope.FILES, self.serve_files
         return "other", None, self._unknown
 
     async def _serve_counted(self, serve: Serve, request: Request, responder: Responder) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from corral.bus.api import Bus, Tokens
 from corral.contract.messages.backends import (
@@ -42,10 +43,14 @@ from corral.worker.files.model_files import WorkerFiles, remove_model
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.progress import ProgressPublisher
 from corral.worker.localai.backends import DirectChanges
+from corral.worker.localai.file_keys import MODELS, FileFolders
 from corral.worker.localai.models import list_running, stop_model, unload_model
 from corral.worker.localai.peer import CORRAL, localai_peer
 from corral.worker.settings.network import LocalAISettings
 from corral.worker.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from corral.worker.localai.file_orders import FileOrders
 
 log = get_log(__name__)
 
@@ -61,8 +66,10 @@ class LocalAIOrders:
         models_dir: Path,
         *,
         token: str,
+        file_orders: FileOrders | None = None,
     ) -> None:
-        """`token` is the fleet's registration token: a LocalAI controller shows it to processes."""
+        """`token` is the fleet's registration token: a LocalAI controller shows it to processes. `file_orders`: None
+        without an object storage."""
         self._settings = settings
         self._changes = changes
         self._direct = DirectChanges(changes, installer, supervisor)
@@ -70,7 +77,9 @@ class LocalAIOrders:
         self._supervisor = supervisor
         self._files = files
         self._models_dir = models_dir
+        self._cached_models = FileFolders.beside(models_dir).cache / MODELS
         self._token = token
+        self._file_orders = file_orders
         self._own_ports = supervisor.ports
         self._peer = CORRAL
 
@@ -89,6 +98,8 @@ class LocalAIOrders:
         await bus.serve(STOP_MODEL, self.stop_model, node=node)
         await bus.serve(DELETE_MODEL, self.delete_model, node=node)
         await bus.serve(LIST_RUNNING_MODELS, self.list_running_models, node=node)
+        if self._file_orders is not None:
+            await self._file_orders.subscribe(bus, node)
 
     # One handler for each subject
 
@@ -110,6 +121,8 @@ class LocalAIOrders:
     async def delete_model(self, order: DeleteModel, _tokens: Tokens) -> DoneReply:
         try:
             await asyncio.to_thread(remove_model, self._models_dir, order.model_name)
+            # Files that came through an object storage are there; upstream forgets them.
+            await asyncio.to_thread(remove_model, self._cached_models, order.model_name)
             await self._files.tidy()
         except CorralError as error:
             log.warning("model not deleted", model=order.model_name, reason=error.message)

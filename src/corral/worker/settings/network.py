@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from corral.contract.budget import Amount, NoBudget, parse_budget
 from corral.contract.local_sockets import check_socket_folder
 from corral.kit.hosts import parse_host_port
-from corral.kit.settings import BadSettings, setting, valid_port
+from corral.kit.settings import BadSettings, Seconds, positive, setting, valid_port
 
 
 def _host_port(value: str) -> str | None:
@@ -35,6 +36,27 @@ def _only_port(text: str) -> int:
 
 def _last_port(value: int) -> str | None:
     return None if value >= 0 else f"{value} is not a port; give 0 for as many as there are"
+
+
+def _size(value: str) -> str | None:
+    try:
+        _size_bytes(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _size_bytes(text: str) -> int:
+    wrong = f"{text[:64]!r} is not a size; give one such as 50GiB, 900MB or a number of bytes; 0 = no limit"
+    try:
+        match parse_budget(text):
+            case Amount(size_bytes):
+                return size_bytes
+            case NoBudget():
+                return 0
+    except ValueError:
+        raise ValueError(wrong) from None
+    raise ValueError(wrong)
 
 
 @dataclass(frozen=True)
@@ -72,7 +94,7 @@ class IngressSettings:
 
 @dataclass(frozen=True)
 class LocalAISettings:
-    """Addresses and ports of backends that a LocalAI controller calls itself."""
+    """Addresses and ports of backends that a LocalAI controller calls itself, and the files that it sends."""
 
     address: str = setting(
         "LocalAI's one reachable address, host:port: base of gRPC ports, the ingress one below",
@@ -102,6 +124,22 @@ class LocalAISettings:
         check=_last_port,
         advanced=True,
     )
+    upload_limit: str = setting(
+        "largest file that a LocalAI controller may send to this node; 0 = no limit",
+        default="50GiB",
+        check=_size,
+        advanced=True,
+    )
+    keep_request_files_s: Seconds = setting(
+        "inputs and outputs of requests that a LocalAI controller left on this node are removed after this time",
+        default=Seconds(6 * 3600),
+        check=positive,
+        advanced=True,
+    )
+
+    @property
+    def upload_limit_bytes(self) -> int:
+        return _size_bytes(self.upload_limit)
 
 
 @dataclass(frozen=True)
