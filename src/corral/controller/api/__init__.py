@@ -1,1 +1,1 @@
-"""HTTP doors: they parse, check rights and call a service. Nothing is decided here."""
+"""HTTP routes: they parse requests, check rights and call a service, which decides."""

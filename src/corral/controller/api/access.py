@@ -1,4 +1,4 @@
-"""`/api/tokens`, `/api/keys`, `/api/me`: who may join and who may ask."""
+"""`/api/tokens`, `/api/keys`, `/api/me`: join tokens, API keys, and the key of the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our errors as HTTP, here and nowhere else."""
+"""Translates our errors into HTTP responses. No other module does."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def on_corral_error(request: Request[Any, Any, Any], error: errors.CorralError) 
 
 
 def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    """What the framework itself refuses: unknown routes, wrong methods, bodies it cannot read."""
+    """Errors of the framework: unknown routes, wrong methods, unreadable bodies."""
     detail, cause = error.detail, error.__cause__
     if error.status_code >= 500 and isinstance(cause, msgspec.ValidationError) and _IN_THE_BODY in str(cause):
         # It takes a key of the body that is called like a service of ours (`models`) for that service, and us to blame.
@@ -100,7 +100,7 @@ def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> 
 
 
 def on_too_deep(request: Request[Any, Any, Any], error: RecursionError) -> Response[bytes]:
-    """JSON nested so deep that no reader follows. Nothing of ours calls itself so often."""
+    """JSON that is nested too deeply for the decoder. No code of ours recurses as deeply."""
     log.warning("request nested too deep", path=request.url.path)
     return _in_its_form(request, 400, "the request is nested too deep to be read", "invalid")
 

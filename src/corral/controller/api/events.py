@@ -1,4 +1,4 @@
-"""`/api/events`: every change, as server-sent events. The same from every controller: they read the same database."""
+"""`/api/events`: every change, as server-sent events. All controllers send the same: they read the same database."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stream_of(feed: ChangeFeed, access: Access, principal: Principal, made: Fram
 
 
 async def frames(feed: ChangeFeed, is_welcome: Welcome, *, ping_s: float = _PING_S) -> AsyncIterator[bytes]:
-    """Until the controller stops, or the key or session that opened the stream has ended."""
+    """Runs until the controller stops, or the key or session of the client has ended."""
     yield b"retry: 2000\n\n"
     async for change in _changes(feed, is_welcome, ping_s):
         yield _as_frame(change) if change is not None else _PING
@@ -95,7 +95,7 @@ def operation_frames(operations: Operations, operation_id: str) -> Frames:
 
 
 async def _changes(feed: ChangeFeed, is_welcome: Welcome, ping_s: float) -> AsyncIterator[Change | None]:
-    """None: nothing happened for a while."""
+    """None: no change within the interval."""
     now = asyncio.get_running_loop().time
     check_at = now() + ping_s
     pace = StreamPace(_TELL_S)
@@ -123,7 +123,7 @@ async def _changes(feed: ChangeFeed, is_welcome: Welcome, ping_s: float) -> Asyn
 
 
 class StreamPace:
-    """Operations move faster than anybody looks: a follower gets each one's latest, all together, so often at most."""
+    """Limits the rate of operation events: a client gets the latest view of each operation, all together."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -131,7 +131,7 @@ class StreamPace:
         self._next_at = float("-inf")
 
     def put(self, change: Change, now: float) -> list[Change]:
-        """What to tell now."""
+        """The changes to send now."""
         if change.kind == "ready":  # the present state ends here, and was sent completely
             return [*self._flush(now), change]
         if change.kind == "operation-removed" and isinstance(change.data, dict):

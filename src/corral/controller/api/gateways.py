@@ -18,7 +18,7 @@ AnyRequest = Request[Any, Any, Any]
 
 @get("/internal/view", guards=[gateways], include_in_schema=False)
 async def fleet_view(request: AnyRequest, views: FleetViews) -> Response[bytes]:
-    """Whole, or 304 when the gateway has it already."""
+    """The whole view, or 304 when the gateway has it already."""
     tag = f'"{await views.tag()}"'
     if request.headers.get("if-none-match") == tag:
         return Response(b"", status_code=304, headers={"ETag": tag})

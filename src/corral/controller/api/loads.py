@@ -133,7 +133,7 @@ ROUTES = (ask_for_load, load_status, ModelLoads, NodeModels)
 
 
 async def _meant(models: Models, name: str) -> str:
-    """The model a name stands for: only that one is loaded and has replicas."""
+    """The model that an alias names: only the model itself is loaded and has replicas."""
     definition = await models.definition(name)
     return name if definition is None else definition.alias or name
 

@@ -151,7 +151,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
-    """However the first one ends, the others end with it: half a connection is none."""
+    """When the first task ends, cancel the others: a connection that works in one direction is useless."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

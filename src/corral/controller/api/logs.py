@@ -66,7 +66,7 @@ class NodeLogRoutes(Controller):
 async def _while_welcome(
     pieces: AsyncGenerator[bytes, None], access: Access, principal: Principal, recheck_s: float = 15.0
 ) -> AsyncIterator[bytes]:
-    """A key that is revoked hears nothing more, soon."""
+    """Ends the stream soon after its key is revoked."""
     checked = time.monotonic()
     async with contextlib.aclosing(pieces):
         async for piece in pieces:
@@ -79,5 +79,5 @@ async def _while_welcome(
 
 
 def path_of(model: str) -> str:
-    """At the worker, where a slash in a name is no slash in the path."""
+    """The path at the worker; a slash in a name is escaped."""
     return f"{LOGS}/{quote(model.removeprefix('/'), safe='')}"

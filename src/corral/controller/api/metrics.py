@@ -1,4 +1,4 @@
-"""What the controller tells Prometheus. Gauges that need the database are read when they are asked for."""
+"""The metrics of the controller, for Prometheus. Gauges that need the database are read at each scrape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/api/node/…`: what workers ask for themselves (docs/reference/wire/nodes.md#node-api)."""
+"""`/api/node/…`: the requests of workers about their own node (docs/reference/wire/nodes.md#node-api)."""
 
 from __future__ import annotations
 

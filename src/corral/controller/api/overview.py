@@ -1,4 +1,4 @@
-"""The fleet at a glance: who is there, what needs a person. The CLI, the page and `doctor` say what is said here."""
+"""An overview of the fleet, and the problems that need a person; for the CLI, the page and `doctor`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Overview:
 
 
 def without_replaced(views: Sequence[ControllerView]) -> tuple[ControllerView, ...]:
-    """Pure: all but those that fell silent and were followed by a controller on the same host."""
+    """All controllers except silent ones that were replaced on the same host. Pure."""
     live = [view for view in views if view.live]
     return tuple(
         view
@@ -104,7 +104,7 @@ def without_replaced(views: Sequence[ControllerView]) -> tuple[ControllerView, .
 
 
 def attention(views: Sequence[NodeView]) -> list[str]:
-    """Pure: one sentence per thing a person can mend, most urgent first."""
+    """One sentence per problem that a person can fix, the most urgent first. Pure."""
     pending = [view.name for view in views if view.status == "pending"]
     lines = []
     if pending:

@@ -28,5 +28,5 @@ def keep_segments(scope: MutableMapping[str, Any]) -> None:
 
 
 def whole_name(segment: str) -> str:
-    """The name a segment stands for."""
+    """The name in a segment, with its slashes."""
     return segment.replace(_KEPT, "/")

@@ -23,7 +23,7 @@ _MAX_LINE = 1024 * 1024  # a longer one is redacted in parts
 
 
 class Redaction:
-    """Of HTTP; WebSockets do not come by here (`redacted_frames.py`)."""
+    """For HTTP; `redacted_frames.py` redacts WebSockets."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

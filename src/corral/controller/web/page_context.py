@@ -17,12 +17,11 @@ from corral.controller.access.principal import Principal, Role
 from corral.controller.api.auth import SESSION_COOKIE, principal_of
 from corral.controller.api.overview import Overview
 from corral.controller.operations.service import Operations
-from corral.controller.web import sign_in as doors
 from corral.controller.web.attention import facts_of
 from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.operations import work_of
 from corral.controller.web.pages import load_pages, see_other, trouble
-from corral.controller.web.sign_in import AnyRequest, SignIn
+from corral.controller.web.sign_in import AnyRequest, SignIn, drop_session, signed_in
 
 ENDED = "/login?why=ended"
 Page = Response[str] | Response[bytes]
@@ -45,7 +44,7 @@ class PageContext:
 
     async def page(self, template: str, here: str, part: str, fill: Fill) -> Page:
         """`here`: its address; `part`: where its script finds what changes; `fill`: what only this one shows."""
-        who = await doors.signed_in(self._request, self._access)
+        who = await signed_in(self._request, self._access)
         if who is None:
             return send_away(self._request, here)
         shown = await fill()
@@ -67,7 +66,7 @@ class PageContext:
 def send_away(request: AnyRequest, wanted: str) -> Page:
     if SESSION_COOKIE in request.cookies:
         response = see_other(ENDED)
-        doors.drop_session(response)
+        drop_session(response)
         return response
     # A strict cookie stays at home when somebody follows a link from another site. Our own page asking again brings it.
     if request.headers.get("sec-fetch-site") == "cross-site" and "again" not in request.query_params:

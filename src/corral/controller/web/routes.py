@@ -11,13 +11,26 @@ from litestar.exceptions import HTTPException
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import authenticate
 from corral.controller.web import fleet_pages, model_pages
-from corral.controller.web import sign_in as doors
 from corral.controller.web.assets import cache_rule
 from corral.controller.web.page_context import DEPENDENCIES, ENDED, Page
 from corral.controller.web.pages import SAFE_HEADERS, load_pages, see_other, trouble
 from corral.controller.web.reference import read_reference
 from corral.controller.web.roles import roles_needed
-from corral.controller.web.sign_in import AnyRequest, SignIn, SignInRefused
+from corral.controller.web.sign_in import (
+    LARGEST_FORM,
+    PLACES,
+    AnyRequest,
+    SignIn,
+    SignInRefused,
+    drop_session,
+    form_token,
+    is_in_clear,
+    is_secure,
+    keep_form,
+    keep_session,
+    read_form,
+    signed_in,
+)
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Denied, Unauthenticated, Unavailable
 from corral.kit.log import get_log
@@ -34,33 +47,33 @@ def dependencies(clock: Clock) -> dict[str, Any]:
 
 @get("/login")
 async def login_form(request: AnyRequest, access: Access, why: str = "", next: str = "/") -> Page:
-    if await doors.signed_in(request, access):
+    if await signed_in(request, access):
         return see_other(_place(next))
     return _login(request, next, sentence=_WHY.get(why, ""))
 
 
-@post("/login", status_code=200, request_max_body_size=doors.LARGEST_FORM)
+@post("/login", status_code=200, request_max_body_size=LARGEST_FORM)
 async def sign_in(request: AnyRequest, access: Access, sign_in_service: SignIn) -> Page:
-    form = await doors.read_form(request)
+    form = await read_form(request)
     outcome = await sign_in_service.sign_in(request, access, form)
     if isinstance(outcome, SignInRefused):
         return _login(request, form.get("next", ""), refused=outcome)
     response = see_other(_place(form.get("next", "")))
-    doors.keep_session(response, request, outcome.secret)
+    keep_session(response, request, outcome.secret)
     return response
 
 
-@post("/logout", status_code=200, request_max_body_size=doors.LARGEST_FORM)
+@post("/logout", status_code=200, request_max_body_size=LARGEST_FORM)
 async def sign_out(request: AnyRequest, access: Access) -> Page:
-    who = await doors.signed_in(request, access)
+    who = await signed_in(request, access)
     if who is not None:
-        shown = (await doors.read_form(request)).get("csrf", "")
+        shown = (await read_form(request)).get("csrf", "")
         if not hmac.compare_digest(shown.encode(), who.csrf.encode()):
             raise Denied("the page is out of date; reload it and try again")
         await access.close_session(who)
         log.info("signed out", key=who.name)
     response = see_other("/login?why=out")
-    doors.drop_session(response)
+    drop_session(response)
     return response
 
 
@@ -70,7 +83,7 @@ async def reference(request: AnyRequest, access: Access) -> Page:
         who = await authenticate(request, access)
     except Unauthenticated:
         return see_other("/login?next=/docs")
-    base = f"{'https' if doors.is_secure(request) else 'http'}://{request.headers.get('host', 'localhost')}"
+    base = f"{'https' if is_secure(request) else 'http'}://{request.headers.get('host', 'localhost')}"
     sections, shapes = read_reference(request.app.openapi_schema.to_schema(), roles_needed(request.app.routes), base)
     return load_pages().page("docs.html", here="/docs", who=who, facts=(), sections=sections, shapes=shapes, base=base)
 
@@ -88,23 +101,23 @@ async def static_file(request: AnyRequest, name: str, v: str = "") -> Response[b
 
 
 def _login(request: AnyRequest, next: str, *, sentence: str = "", refused: SignInRefused | None = None) -> Page:
-    token = doors.form_token(request)
+    token = form_token(request)
     response = load_pages().page(
         "login.html",
         status=refused.status if refused else 200,
         headers={"Retry-After": str(max(1, round(refused.retry_after_s)))} if refused and refused.retry_after_s else {},
         sentence=refused.sentence if refused else sentence,
         bad=refused is not None,
-        in_clear=doors.is_in_clear(request),
+        in_clear=is_in_clear(request),
         form=token,
         next=_place(next),
     )
-    doors.keep_form(response, request, token)
+    keep_form(response, request, token)
     return response
 
 
 def _place(next: str) -> str:
-    return next if next in doors.PLACES else "/"
+    return next if next in PLACES else "/"
 
 
 def _on_corral_error(_: AnyRequest, error: CorralError) -> Page:

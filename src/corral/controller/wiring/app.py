@@ -37,8 +37,8 @@ _LARGEST_BODY = 1024 * 1024
 
 
 def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: str, settle_s: float = 60.0) -> Litestar:
-    """`services` are handed to the doors by name, as their parameters ask. `settle_s`: how long a call that answers
-    when all is done may take; after that it answers that it goes on."""
+    """Handlers receive the `services` whose names are among their parameters. `settle_s`: how long a route that
+    responds at the end of an operation may take; after that it responds 202."""
     return _App(
         route_handlers=[
             NodeApiRoutes,

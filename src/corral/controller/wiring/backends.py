@@ -1,4 +1,4 @@
-"""The parts that install backends, put together: what `main.py` starts and the API's doors use."""
+"""Assembles the parts that install backends, for `main.py` and the handlers of the API."""
 
 from __future__ import annotations
 
