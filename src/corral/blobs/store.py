@@ -88,6 +88,12 @@ class KeyedLocks:
                     self._locks[key] = lock, users - 1
 
 
+@dataclass(frozen=True)
+class RemovedBlob:
+    name: str  # of its file
+    freed_bytes: int  # 0 when the file has another name too
+
+
 class BlobStore:
     def __init__(self, folder: Path, fetcher: Fetcher | None = None, *, open_to_all: bool = False) -> None:
         """`open_to_all`: other users of this machine may read finished blobs (a backend that runs as another user), and
@@ -274,6 +280,21 @@ class BlobStore:
         await run_uncancelled(self._sweep_files, list(self._finished.iterdir()), time.time() + 1.0, frozenset(keep))
         await run_uncancelled(self._sweep_chunk_lists)
 
+    async def collect(
+        self, keep: Collection[str], *, older_than_s: float, partial_older_than_s: float, dry_run: bool = False
+    ) -> list[RemovedBlob]:
+        """Remove finished blobs that are neither held nor in `keep`, and abandoned partial files; return what went.
+        Those touched within the given times stay: a transaction may be about to refer to them."""
+        return await run_uncancelled(self._collect, frozenset(keep), older_than_s, partial_older_than_s, dry_run)
+
+    def partial_bytes(self, digest: str) -> int:
+        """How much of an unfinished download is on the disk. Blocking."""
+        try:
+            status = (self._incoming / f"{hex_of(digest)}.part").stat()
+        except FileNotFoundError:
+            return 0
+        return min(status.st_size, status.st_blocks * 512)  # a file may have holes for chunks that are still missing
+
     async def adopt(self, digest: str, path: Path, size: int) -> Blob | None:
         """Hard-link an existing file into the store, if it has the right size, belongs to this user and lies on the
         same file system. None: the blob must be fetched."""
@@ -352,15 +373,30 @@ class BlobStore:
                 path.unlink(missing_ok=True)
 
     def _sweep_files(self, paths: Sequence[Path], before: float, keep: frozenset[str]) -> int:
-        gone = 0
+        return len(self._remove_unused(paths, before, keep))
+
+    def _collect(
+        self, keep: frozenset[str], older_than_s: float, partial_older_than_s: float, dry_run: bool
+    ) -> list[RemovedBlob]:
+        now = time.time()
+        finished = self._remove_unused(list(self._finished.iterdir()), now - older_than_s, keep, dry_run=dry_run)
+        partial = list(self._incoming.iterdir())
+        return [*finished, *self._remove_unused(partial, now - partial_older_than_s, keep, dry_run=dry_run)]
+
+    def _remove_unused(
+        self, paths: Sequence[Path], before: float, keep: frozenset[str], *, dry_run: bool = False
+    ) -> list[RemovedBlob]:
+        gone = []
         for path in paths:
             name = PREFIX + path.name
             in_use = path.name.partition(".")[0] in self._runs or self._held[name] or name in keep
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 if not in_use and status.st_mtime < before:
-                    path.unlink()
-                    gone += 1
+                    if not dry_run:
+                        path.unlink()
+                    is_last_name = status.st_nlink == 1
+                    gone.append(RemovedBlob(path.name, status.st_size if is_last_name else 0))
         return gone
 
 

@@ -55,6 +55,8 @@ def node_permissions(node: str, *, reply_ttl_s: float) -> Permissions:
         f"{own}.backend.*.*.result",
         f"{own}.replica.*.*.progress",
         f"{own}.replica.*.*.result",
+        f"{own}.model.*.*.progress",
+        f"{own}.model.*.*.result",
     )
     return Permissions(
         publish=published,

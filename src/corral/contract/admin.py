@@ -162,6 +162,8 @@ class OperationNodeView(Message, frozen=True, gc=False):
     version: str = ""
     digest: str = ""
     note: str = ""  # what to know of a success, such as that it could not be verified
+    eta_s: float = 0.0  # until the transfer is complete at this rate; 0: unknown
+    sources: dict[str, int] = msgspec.field(default_factory=dict)  # received bytes by source
 
 
 class OperationView(
@@ -186,7 +188,7 @@ class OperationView(
     full_name: str = always(str)
     job_id: str = always(str)
     progress: int = always(int)
-    task_type: str = always(str)  # Installation, Waiting, deletion
+    task_type: str = always(str)  # Installation, Waiting, deletion, staging
     is_deletion: bool = always(bool)
     is_backend: bool = always(bool)
     is_queued: bool = always(bool)
@@ -198,8 +200,9 @@ class OperationView(
     total_bytes: int = 0
     error: str = ""
     nodes: tuple[OperationNodeView, ...] = ()
-    kind: str = ""  # ours from here on: install, upgrade, delete, rollback; fetch, of a model's files
-    backend: str = ""  # of a fetch: the model
+    # ours from here on: install, upgrade, delete, rollback; of a model's files: fetch, stage, staging (for a load)
+    kind: str = ""
+    backend: str = ""  # of a model's files: the model
     scope: str = ""  # all, selector, node; controller
     scope_value: str = ""  # the selector, or the node's name
     state: str = ""  # done, failing, waiting, under_way

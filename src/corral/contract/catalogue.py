@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from corral.contract.codec import Message, always
+from corral.contract.messages.staging import RemovedFiles
 
 
 class ScheduleView(Message, frozen=True):
@@ -124,3 +125,61 @@ class AvailableModel(Message, frozen=True):
     variants: tuple[str, ...] = ()
     installed: bool = always(bool)
     definition: dict[str, Any] = msgspec.field(default_factory=dict)  # whole; only where one entry is shown
+
+
+class ModelFileView(Message, frozen=True):
+    """One file of a model."""
+
+    path: str = always(str)  # as the definition names it
+    size_bytes: int = always(int)  # 0: not known yet
+    digest: str = ""  # sha256:…; empty: not known yet
+    source: str = ""  # where the controller fetches it
+    controller_bytes: int = 0  # of it on the controller that answers
+
+
+class NodeFilesView(Message, frozen=True):
+    """A model's files on one node."""
+
+    node_id: str = always(str)
+    node_name: str = always(str)
+    state: str = always(str)  # whole, partial, none, unknown
+    have_bytes: int = always(int)
+    total_bytes: int = always(int)
+    free_bytes: int = 0  # on the disk of its models folder
+    files: tuple[int, ...] = ()  # bytes of each file, in the order of `ModelFilesView.files`
+    reason: str = ""  # why the state is unknown
+
+
+class ModelFilesView(Message, frozen=True):
+    """`GET /api/models/{model}/files`."""
+
+    model: str = always(str)
+    files: tuple[ModelFileView, ...] = always(tuple)
+    nodes: tuple[NodeFilesView, ...] = always(tuple)
+    size_bytes: int = always(int)
+    note: str = ""  # why less is known than there is
+
+
+class StageBody(Message, frozen=True):
+    """`POST /api/models/{model}/stage`: to which nodes; with neither field, every node."""
+
+    node: str = ""
+    selector: str = ""
+
+
+class CollectedOn(Message, frozen=True):
+    """What a cleanup removed on the controller or on one node."""
+
+    node_id: str = always(str)  # `controller`, or a node
+    node_name: str = always(str)
+    removed: tuple[RemovedFiles, ...] = always(tuple)
+    freed_bytes: int = always(int)
+    error: str = ""  # why nothing could be removed there
+
+
+class CollectedView(Message, frozen=True):
+    """`POST /api/models/gc`. With `dry_run` nothing was removed: the same would be."""
+
+    dry_run: bool = always(bool)
+    freed_bytes: int = always(int)
+    places: tuple[CollectedOn, ...] = always(tuple)

@@ -31,6 +31,7 @@ from corral.controller.wiring.nodes import assemble_nodes
 from corral.controller.wiring.replicas import ReplicaDependencies, Replicas, replica_options
 from corral.controller.wiring.runtime import open_runtime
 from corral.controller.wiring.services import api_services
+from corral.controller.wiring.staging import Staging
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError
 from corral.kit.log import configure_logging, get_log
@@ -78,6 +79,14 @@ async def serve(
             lease=REPLICAS,
             pace=fetch_pace(settings),
         )
+        staging = Staging(
+            runtime,
+            files.files,
+            fetches,
+            backends.progress,
+            accept_s=settings.backends.backend_accept_timeout_s,
+            pace=fetch_pace(settings),
+        )
         localai = await opened.enter_async_context(
             open_localai(settings, runtime, trust, catalogue, files.files, runtime.changes.mark_unreachable)
         )
@@ -114,6 +123,7 @@ async def serve(
             backends,
             models,
             fetches,
+            staging,
             replicas,
             planner,
             files.uploads,
@@ -139,6 +149,7 @@ async def serve(
             demand,
             *(localai.parts if localai is not None else ()),
             fetches,
+            staging.stages,
             *files.parts,
             KeptModelsPublisher(store, bus, leadership, clock),
         )

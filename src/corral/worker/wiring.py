@@ -33,10 +33,12 @@ from corral.worker.agent.orders.backends import BackendOrders, DirectOrders
 from corral.worker.agent.orders.replacement import ProcessReplacer
 from corral.worker.agent.orders.replicas import ReplicaOrders
 from corral.worker.agent.orders.runner import EventPublisher, OrderRunner, Outcomes
+from corral.worker.agent.orders.staging import StageOrders
 from corral.worker.agent.orders.subscriptions import OrderSubscriptions
 from corral.worker.files.blob_exchange import Announce, PeerExchange
+from corral.worker.files.cleanup import CleanupPolicy
 from corral.worker.files.fleet_blobs import FleetBlobs
-from corral.worker.files.model_files import CleanupPolicy, WorkerFiles
+from corral.worker.files.model_files import WorkerFiles
 from corral.worker.files.served_blobs import ServedBlobs
 from corral.worker.ingress.replicas import ReplicaRelay
 from corral.worker.installer.installer import Installer
@@ -141,6 +143,7 @@ async def open_backends(
                 subscriptions = OrderSubscriptions(
                     backend_orders,
                     replica_orders,
+                    StageOrders(runner, publisher, files, clock),
                     files,
                     on_revoked=cluster.on_revoked,
                     on_subscribed=exchange.announce_soon,

@@ -21,9 +21,10 @@ from corral.contract.codec import encode
 from corral.contract.messages.replicas import ReplicaFile
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound, Unreachable
+from corral.worker.files.cleanup import CleanupPolicy
 from corral.worker.files.file_sets import FileSets
 from corral.worker.files.fleet_blobs import FleetBlobs
-from corral.worker.files.model_files import CleanupPolicy, WorkerFiles
+from corral.worker.files.model_files import WorkerFiles
 from tests.support.blob_server import BlobServer
 from tests.support.blob_source import BlobSource, blob_source
 from tests.support.waiting import until

@@ -161,6 +161,8 @@ def test_node(keys: BusKeys) -> None:
                     f"nodes.{node}.backend.*.*.result",
                     f"nodes.{node}.replica.*.*.progress",
                     f"nodes.{node}.replica.*.*.result",
+                    f"nodes.{node}.model.*.*.progress",
+                    f"nodes.{node}.model.*.*.result",
                 ]
             },
             "sub": {
@@ -172,6 +174,8 @@ def test_node(keys: BusKeys) -> None:
                     f"nodes.{node}.backend.*.*.result",
                     f"nodes.{node}.replica.*.*.progress",
                     f"nodes.{node}.replica.*.*.result",
+                    f"nodes.{node}.model.*.*.progress",
+                    f"nodes.{node}.model.*.*.result",
                 ],
             },
             "resp": {"max": 1, "ttl": 1_200_000_000_000},

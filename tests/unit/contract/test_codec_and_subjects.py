@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import corral
 from corral.contract import codec
-from corral.contract.messages import backends, blobs, files, hints, models, nodes, replicas
+from corral.contract.messages import backends, blobs, files, hints, models, nodes, replicas, staging
 from corral.contract.subjects import Call, Event, Subject, sanitise
 
 
@@ -87,6 +87,12 @@ SUBJECTS = [
     (models.LIST_RUNNING_MODELS.subject, "nodes.{node}.models.running"),
     (models.KEEP_MODELS.subject, "nodes.{node}.models.keep"),
     (blobs.REVOKE_BLOB_TOKENS.subject, "nodes.{node}.blobs.revoke"),
+    (staging.STAGE_MODEL.subject, "nodes.{node}.model.stage"),
+    (staging.CANCEL_STAGE.subject, "nodes.{node}.model.stage.cancel"),
+    (staging.STAGE_PROGRESS.subject, "nodes.{node}.model.stage.{op}.progress"),
+    (staging.STAGE_RESULT.subject, "nodes.{node}.model.stage.{op}.result"),
+    (staging.LIST_FILES.subject, "nodes.{node}.models.files"),
+    (staging.COLLECT_FILES.subject, "nodes.{node}.models.collect"),
     (replicas.START_REPLICA_PROGRESS.subject, "nodes.{node}.replica.start.{op}.progress"),
     (nodes.STOP_NODE.subject, "nodes.{node}.stop"),
     (nodes.NODE_HEARTBEAT.subject, "nodes.{node}.heartbeat"),

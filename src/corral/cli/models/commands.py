@@ -32,6 +32,7 @@ from corral.cli.common.output import (
     print_table,
     printable,
 )
+from corral.cli.models import files as model_files
 from corral.cli.models import replicas as model_replicas
 from corral.cli.models import text as model_text
 from corral.cli.models.install import install_models
@@ -256,5 +257,5 @@ def _edit_in_editor(model: ModelView) -> str | None:
     return after if after.strip() and after != before else None
 
 
-for _name, _command in model_replicas.COMMANDS.items():
+for _name, _command in {**model_replicas.COMMANDS, **model_files.COMMANDS}.items():
     app.command(_name)(_command)

@@ -39,7 +39,7 @@ class Bar:
 
 
 def title(view: OperationView) -> str:
-    preposition = "to" if view.kind == "fetch" else "on"
+    preposition = "to" if view.kind in operation_text.TRANSFERS else "on"
     return printable(f"{view.kind} {view.backend} {preposition} {operation_text.where(view)}")
 
 
@@ -77,7 +77,7 @@ def node_bar(each: OperationNodeView, name: str, now: datetime | None = None) ->
         operation_text.step(each),
         operation_text.amount(each) if operation_text.is_moving(each) else "",
         operation_text.rate(each),
-        printable(operation_text.note(each, now) or (each.version if each.status == "success" else "")),
+        printable(operation_text.moving_note(each, now) or (each.version if each.status == "success" else "")),
         _STYLES.get(each.status, ""),
     )
 

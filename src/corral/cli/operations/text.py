@@ -25,13 +25,16 @@ NODE_COLUMNS = ("NODE", "STATUS", "DONE", "VARIANT", "VERSION", "BYTES", "NOTE")
 HISTORY_COLUMNS = ("ID", "KIND", "NAME", "OUTCOME", "STARTED", "FINISHED", "NOTE")
 PLAN_COLUMNS = ("NODE", "ACTION", "VARIANT", "VERSION", "FETCH", "DISK AFTER", "PROCESSES", "NOTE")
 _SHORT_ID = 8
+_MAX_SOURCES = 3
 _DONE_WORDS = {
     "install": "installed",
     "upgrade": "upgraded",
     "delete": "deleted",
     "rollback": "rolled back",
     "fetch": "fetched",
+    "stage": "staged",
 }
+TRANSFERS = ("fetch", "stage", "staging")  # of a model's files, to a place
 _STATES = {"under_way": "running"}
 _ENDED = ("success", "skipped", "superseded", "withdrawn", "cancelled")
 
@@ -136,6 +139,32 @@ def rate(each: OperationNodeView) -> str:
     return f"{format_bytes(int(each.rate))}/s" if each.rate >= 1 else ""
 
 
+def eta(each: OperationNodeView) -> str:
+    """`2:05 left` at the present rate; empty when it is unknown."""
+    if not each.eta_s:
+        return ""
+    minutes, seconds = divmod(round(each.eta_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
+
+
+def sources(each: OperationNodeView) -> str:
+    """`from attic 80%, controller 20%`: the sources of the bytes so far, the largest first."""
+    total = sum(each.sources.values())
+    if not total:
+        return ""
+    ranked = sorted(each.sources.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{name} {100 * size // total}%" for name, size in ranked[:_MAX_SOURCES]]
+    return f"from {', '.join(shown)}" + (" and others" if len(ranked) > _MAX_SOURCES else "")
+
+
+def moving_note(each: OperationNodeView, now: datetime | None = None) -> str:
+    """The note, and while bytes arrive, the time that is left and their sources."""
+    if not is_moving(each):
+        return note(each, now)
+    return ", ".join(part for part in (eta(each), sources(each), note(each, now)) if part)
+
+
 def is_moving(each: OperationNodeView) -> bool:
     return each.status in ("downloading", "running_on_worker")
 
@@ -168,7 +197,7 @@ def line(each: OperationNodeView, now: datetime | None = None) -> str:
     """One node without a terminal: `attic: downloading 24% 412.0 MiB / 1.0 GiB 31.2 MiB/s (layer)`."""
     words = [step(each)]
     if is_moving(each):
-        words += [percent(each), amount(each), rate(each)]
+        words += [percent(each), amount(each), rate(each), eta(each), sources(each)]
     if each.status == "success" and each.version:
         words.append(each.version)
     reason = note(each, now) if each.error != each.status else ""
@@ -221,7 +250,7 @@ def result_lines(view: OperationView, now: datetime | None = None) -> list[str]:
             which = "joins" if view.scope == "all" else f"joins with {view.scope_value}"
             later = f" yet; the first node that {which} gets it"
         return [printable(f"{view.backend}: no node matches{later}")]
-    groups = [(f"{_DONE_WORDS.get(view.kind, 'done')} {'to' if view.kind == 'fetch' else 'on'}", "success")]
+    groups = [(f"{_DONE_WORDS.get(view.kind, 'done')} {'to' if view.kind in TRANSFERS else 'on'}", "success")]
     groups += [(f"{status} on", status) for status in ("skipped", "superseded", "withdrawn", "cancelled")]
     groups += [("failing on", "error"), ("waiting on", "waits"), ("running on", "")]
     return [

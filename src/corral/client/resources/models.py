@@ -5,17 +5,22 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from corral.client.connection import ApiConnection, segment
+from corral.contract.admin import JobAccepted
 from corral.contract.catalogue import (
     AvailableModel,
+    CollectedView,
     EditModel,
     InstallModel,
     ModelChanged,
+    ModelFilesView,
     ModelView,
     ScheduleBody,
     ScheduleView,
+    StageBody,
 )
 from corral.contract.installs import InstallPlan, PlanModel
 
+COLLECT_S = 90.0  # a node may remove a hundred gigabytes
 GALLERIES_S = 120.0  # the gateway's timeout for the controller: galleries may be slow the first time
 
 
@@ -59,6 +64,19 @@ class Models:
     async def delete(self, model: str, *, force: bool = False) -> ModelChanged:
         path = f"/api/models/{segment(model)}" + ("?force=true" if force else "")
         return await self._api.call("DELETE", path, ModelChanged)
+
+    async def files(self, model: str) -> ModelFilesView:
+        """The files of a model, and how much of them each node has."""
+        return await self._api.call("GET", f"/api/models/{segment(model)}/files", ModelFilesView)
+
+    async def stage(self, model: str, request: StageBody) -> JobAccepted:
+        """Accepted does not mean done: watch the returned operation."""
+        return await self._api.call("POST", f"/api/models/{segment(model)}/stage", JobAccepted, request)
+
+    async def collect(self, *, dry_run: bool = False) -> CollectedView:
+        """Remove files that no model needs, on the controller and on all nodes."""
+        path = "/api/models/gc" + ("?dry_run=true" if dry_run else "")
+        return await self._api.call("POST", path, CollectedView, timeout_s=COLLECT_S)
 
     async def schedules(self) -> tuple[ScheduleView, ...]:
         return await self._api.call("GET", "/api/nodes/scheduling", tuple[ScheduleView, ...])

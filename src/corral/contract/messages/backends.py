@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+import msgspec
+
 from corral.contract.codec import Message, always
 from corral.contract.manifest import Manifest
 from corral.contract.sources import Source
@@ -109,6 +111,7 @@ class InstallProgress(Message, frozen=True):
     current_bytes: int = 0  # since protocol 1
     total_bytes: int = 0  # since protocol 1
     rate: float = 0.0  # since protocol 1: bytes per second
+    sources: dict[str, int] = msgspec.field(default_factory=dict)  # received bytes by source
 
 
 class ListBackends(Message, frozen=True):

@@ -109,6 +109,7 @@ class ReplicaProgress(Message, frozen=True):
     current_bytes: int = 0
     total_bytes: int = 0
     rate: float = 0.0  # bytes per second
+    sources: dict[str, int] = msgspec.field(default_factory=dict)  # received bytes by source
 
 
 class ReplicaProcess(Message, frozen=True):

@@ -11,14 +11,18 @@ import msgspec
 from litestar import Controller, Request, delete, get, patch, post, put
 from litestar.params import Parameter
 
+from corral.contract.admin import JobAccepted
 from corral.contract.catalogue import (
     AvailableModel,
+    CollectedView,
     EditModel,
     InstallModel,
     ModelChanged,
+    ModelFilesView,
     ModelView,
     ScheduleBody,
     ScheduleView,
+    StageBody,
 )
 from corral.controller.api.auth import admins, principal_of, viewers
 from corral.controller.api.path_segments import whole_name
@@ -26,12 +30,17 @@ from corral.controller.files.fetches import Fetches
 from corral.controller.install.planner import InstallPlanner
 from corral.controller.models.schedules import Schedules
 from corral.controller.models.service import Models
+from corral.controller.operations.service import Operations
+from corral.controller.staging.cleanup import FleetCleanup
+from corral.controller.staging.locations import FileLocations
+from corral.controller.staging.stages import Stages
 from corral.kit.errors import Invalid
 
 AnyRequest = Request[Any, Any, Any]
 Term = Annotated[
     str, Parameter(max_length=200, description="Only entries with these words in name, description or tags")
 ]
+DryRun = Annotated[bool, Parameter(description="Remove nothing; the response says what would be removed")]
 Force = Annotated[bool, Parameter(description="Although aliases refer to the model or a file defines it")]
 
 
@@ -51,6 +60,33 @@ class ModelRoutes(Controller):
     @get("/available/{model:str}", summary="Get a gallery entry with the definition that an install would create")
     async def show_available(self, models: Models, model: str) -> AvailableModel:
         return await models.available_one(whole_name(model))
+
+    @post(
+        "/gc",
+        guards=(admins,),
+        status_code=200,
+        summary="Remove model files that no model needs, on this controller and on all nodes",
+    )
+    async def collect(self, request: AnyRequest, cleanup: FleetCleanup, dry_run: DryRun = False) -> CollectedView:
+        return await cleanup.run(dry_run=dry_run, by=principal_of(request).name)
+
+    @get("/{model:str}/files", summary="List the files of a model, and how much of them each node has")
+    async def list_files(self, models: Models, locations: FileLocations, model: str) -> ModelFilesView:
+        return await locations.view(await models.meant(whole_name(model)))
+
+    @post(
+        "/{model:str}/stage",
+        guards=(admins,),
+        status_code=202,
+        summary="Bring the files of a model to all nodes, some, or one, before a load needs them",
+    )
+    async def stage(
+        self, request: AnyRequest, models: Models, operations: Operations, stages: Stages, model: str, data: StageBody
+    ) -> JobAccepted:
+        scope = await operations.scope(node=data.node, selector=data.selector)
+        name = await models.meant(whole_name(model))
+        job_id = await stages.request(name, scope, by=principal_of(request).name)
+        return JobAccepted(job_id, f"files of {name} are being staged", status_url=f"/api/operations/{job_id}")
 
     @get("/{model:str}", summary="Get a model with its definition")
     async def show(self, models: Models, model: str) -> ModelView:

@@ -1,8 +1,8 @@
 """Runs the operations that fetch model files, for users and for loads that wait for files.
 
 The controller that loads models needs the files, so it fetches them: fetches have no lease of their own. A fetch is
-stored as a row (`operations/fetches.py`); when a controller dies, the next leader continues from what is on its disk.
-Progress is published like a node's, under the node `controller`, so all controllers show it.
+stored as a row (`operations/file_operations.py`); when a controller dies, the next leader continues from what is on
+its disk. Progress is published like a node's, under the node `controller`, so all controllers show it.
 
 A load that misses files opens such an operation, or joins the active one, and waits for it. After a user has cancelled
 it, loads fail until the files are requested again.
@@ -25,7 +25,7 @@ from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress,
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, read_definition
 from corral.controller.models.views import definition_of
-from corral.controller.operations.fetches import (
+from corral.controller.operations.file_operations import (
     COUNTER,
     KIND,
     MODEL_GONE,

@@ -23,6 +23,7 @@ from corral.blobs.store import Blob, BlobStore
 from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
+from corral.contract.messages.staging import RemovedFiles
 from corral.contract.models import Definition, ModelFile
 from corral.controller.access.signing import IngressTokens
 from corral.controller.files.archives import UNPACK_FACTOR, Archives, list_path, pinned
@@ -39,13 +40,14 @@ from corral.controller.files.required_files import (
     worker_files,
 )
 from corral.controller.files.snapshots import Snapshots, row_path
+from corral.controller.models.views import definition_of
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, NotFound, Unavailable
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
 from corral.kit.threads import run_uncancelled
 from corral.store.engine.transactions import Store
-from corral.store.tables import model_files
+from corral.store.tables import model_files, models
 from corral.store.tables.model_files import StoredFile
 
 log = get_log(__name__)
@@ -67,6 +69,7 @@ class FileRetention:
     folder: Path | None = None  # where files without a source may lie: the controller's own models folder
     unused_s: float = 3600.0  # blobs of no model are removed when they are that old
     sweep_every_s: float = 600.0
+    collect_grace_s: float = 600.0  # the model of an uploaded or fetched file is stored by then
 
 
 @dataclass(frozen=True)
@@ -205,11 +208,33 @@ class ModelFiles:
 
     async def sweep(self) -> None:
         """Blobs of no model go: it was deleted, or its files are others now."""
-        async with self._store.read() as tx:
-            keep = await model_files.list_digests(tx)
+        keep = await self._referenced()
         removed = await self._blobs.sweep(older_than_s=self._retention.unused_s, keep=keep)
         if removed:
             log.info("files of no model were removed", count=removed)
+
+    async def collect(self, *, dry_run: bool) -> list[RemovedFiles]:
+        """Remove the blobs of no model at once, except those that were fetched a moment ago; return what went."""
+        keep = await self._referenced()
+        removed = await self._blobs.collect(
+            keep,
+            older_than_s=self._retention.collect_grace_s,
+            partial_older_than_s=self._retention.unused_s,
+            dry_run=dry_run,
+        )
+        if not removed:
+            return []
+        freed = sum(each.freed_bytes for each in removed)
+        return [RemovedFiles("downloads", len(removed), freed, "no model refers to them")]
+
+    async def _referenced(self) -> set[str]:
+        """Digests of the files that some model has, and of those that a definition declares: an uploaded file has no
+        other source, and its model may not have been fetched yet."""
+        async with self._store.read() as tx:
+            stored = await model_files.list_digests(tx)
+            defined = [definition_of(model) for model in await models.list_(tx)]
+        declared = (digest_of_file(file) for definition in defined if definition for file in definition.files)
+        return {digest for digest in (*stored, *declared) if digest}
 
     async def _ensure(self, definition: Definition, on_progress: OnProgress) -> tuple[ReplicaFile, ...]:
         lists = await self._list_repositories(definition, on_progress)

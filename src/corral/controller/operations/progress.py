@@ -26,12 +26,13 @@ from msgspec.structs import replace
 from corral.bus.api import Bus, Tokens
 from corral.contract.admin import OperationView
 from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress
+from corral.contract.messages.staging import STAGE_PROGRESS
 from corral.controller.backends.plan import Done, Drop, Step, Stop
 from corral.controller.backends.reconcile import LEASE
 from corral.controller.backends.rules import Unwanted, Wanted
 from corral.controller.backends.world import World
 from corral.controller.operations.state import LAST_OF_ATTEMPT, ProgressEvent, Shown, after_step, merge_progress, settle
-from corral.controller.operations.views import operation_view, parse_size
+from corral.controller.operations.views import operation_view, parse_size, sources_text
 from corral.controller.orders.order import Send
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
@@ -175,6 +176,8 @@ def _late_rows(
 
 
 MAX_OPERATIONS_PER_NODE = 16  # a limit on the memory that one node can claim
+MAX_SOURCES = 32
+MAX_SOURCE_NAME = 100
 _IDLE_S = 60.0
 _SHOWN_FOR = timedelta(minutes=5)  # subscribers still receive an operation for this time after its end
 
@@ -213,6 +216,7 @@ class ProgressCollector:
 
     async def run(self) -> None:
         await self._bus.subscribe(INSTALL_PROGRESS, self.on_progress)
+        await self._bus.subscribe(STAGE_PROGRESS, self.on_progress)
         async with asyncio.TaskGroup() as tasks:
             for name, step, rest_s, wake in (
                 ("progress", self.publish, self._publish_s, self._to_publish),
@@ -266,7 +270,20 @@ class ProgressCollector:
     def view(self, operation: Operation, rows: Sequence[OperationNode]) -> OperationView:
         about_one = operation.scope_kind == "node" and len(rows) == 1
         name = rows[0].node_name if about_one else ""
-        return operation_view(operation, self.merge(operation.id, rows), scope_name=name)
+        view = operation_view(operation, self.merge(operation.id, rows), scope_name=name)
+        if not any(self._sources(operation.id, row.node_id) for row in rows):
+            return view
+        nodes = (replace(node, sources=dict(self._sources(operation.id, node.node_id))) for node in view.nodes)
+        return replace(view, nodes=tuple(nodes))
+
+    def sources_text(self, operation_id: str, node_id: str) -> str:
+        """How much came from which source, as far as the node reported it."""
+        return sources_text(self._sources(operation_id, node_id))
+
+    def _sources(self, operation_id: str, node_id: str) -> Mapping[str, int]:
+        own = self._events.get(node_id)
+        event = own.get(operation_id) if own is not None else None
+        return event.sources if event is not None else {}
 
     async def publish(self) -> None:
         """Publish the changed operations to the subscribers of the change feed, if there are any."""
@@ -307,7 +324,14 @@ def _read_event(event: InstallProgress, clock: Clock) -> ProgressEvent:
         current_bytes=_sane(event.current_bytes) or parse_size(event.current),
         total_bytes=_sane(event.total_bytes) or parse_size(event.total),
         rate=max(0.0, event.rate),
+        sources=read_sources(event.sources),
     )
+
+
+def read_sources(sources: Mapping[str, int]) -> dict[str, int]:
+    """The largest few, with names that can be shown: a node reports them."""
+    ranked = sorted(sources.items(), key=lambda item: -item[1])[:MAX_SOURCES]
+    return {name[:MAX_SOURCE_NAME]: size for name, size in ranked if name and 0 < size < LAST_OF_ATTEMPT}
 
 
 def _sane(number: int) -> int:

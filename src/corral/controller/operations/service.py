@@ -15,12 +15,11 @@ from corral.contract.admin import OperationHistory, OperationView
 from corral.contract.labels import parse_selector
 from corral.controller.backends.world import PAUSED
 from corral.controller.operations.accept import AcceptedOperation, OperationAcceptor
-from corral.controller.operations.fetches import KIND as FETCH
-from corral.controller.operations.fetches import open_fetch
+from corral.controller.operations.file_operations import open_fetch, open_stage, scope_of
 from corral.controller.operations.progress import ProgressCollector, finish_or_reopen
 from corral.controller.operations.requests import OperationKind, OperationRequest
 from corral.controller.operations.state import error_text, settle
-from corral.controller.operations.views import operation_view, record_view
+from corral.controller.operations.views import FETCH, FILE_KINDS, STAGE, operation_view, record_view
 from corral.controller.operations.withdrawal import describe_restored_rules
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.kit.clock import Clock
@@ -95,7 +94,7 @@ class Operations:
         """By backend: the newest operation that has not ended."""
         async with self._store.read() as tx:
             opened = await operations.list_open(tx)
-        return {operation.backend: operation for operation in reversed(opened) if operation.kind != FETCH}
+        return {operation.backend: operation for operation in reversed(opened) if operation.kind not in FILE_KINDS}
 
     async def view(self, operation_id: str) -> OperationView:
         found = await self.find_view(operation_id)
@@ -152,6 +151,10 @@ class Operations:
             if withdrawn and operation.kind == FETCH:
                 request = None
                 operation_id = (await open_fetch(tx, await models.get(tx, operation.backend), by)).id
+            elif withdrawn and operation.kind == STAGE:
+                request = None
+                model = await models.get(tx, operation.backend)
+                operation_id = (await open_stage(tx, model, scope_of(operation), by)).id
             elif withdrawn:
                 request = _request_again(operation, by)
             else:
@@ -213,11 +216,12 @@ class Operations:
             rows = [row for row in await self._rows(tx, operation_id, node) if row.status not in ENDED]
             if node and not rows:
                 raise Invalid(f"nothing is left to do on {node}")
-            before = await backend_rules.list_live(tx, operation.backend) if operation.kind != FETCH else []
-            if node and operation.kind != FETCH:
+            has_rule = operation.kind not in FILE_KINDS
+            before = await backend_rules.list_live(tx, operation.backend) if has_rule else []
+            if node and has_rule:
                 await backend_rules.exclude(tx, operation.generation, rows[0].node_id)
-            else:
-                if operation.kind != FETCH:  # which has no rule
+            elif not node or operation.kind == FETCH:
+                if has_rule:
                     await backend_rules.withdraw(tx, operation.generation)
                 field = "cancelled_at" if status is OperationNodeStatus.CANCELLED else "withdrawn_at"
                 operation = msgspec.structs.replace(operation, **{field: now})

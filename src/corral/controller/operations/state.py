@@ -42,6 +42,7 @@ class ProgressEvent(Struct, frozen=True):
     current_bytes: int
     total_bytes: int
     rate: float
+    sources: Mapping[str, int] = {}  # received bytes by source
 
 
 class OperationState(StrEnum):

@@ -12,6 +12,9 @@ from corral.store.tables.operations import Operation
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 FETCH = "fetch"  # of a model's files, to the controller
+STAGE = "stage"  # of a model's files, to nodes
+FILE_KINDS = frozenset({FETCH, STAGE})  # they are about a model, and have no rule
+STAGING = "staging"  # LocalAI's word for files that are on their way to a node
 STILL_AT_IT = "worker still installing in background"
 
 
@@ -56,14 +59,14 @@ def operation_view(
     queued = summary.counts.keys() == {OperationNodeStatus.QUEUED}
     finished = operation.finished_at is not None
     return OperationView(
-        id=operation.backend,
+        id=f"{STAGING}:{operation.backend}" if operation.kind == STAGE else operation.backend,
         name=operation.backend.rpartition("@")[2],
         full_name=operation.backend,
         job_id=operation.id,
         progress=int(summary.progress),
-        task_type="deletion" if deletion else "Waiting" if queued else "Installation",
+        task_type=_task_type(operation.kind, queued=queued),
         is_deletion=deletion,
-        is_backend=operation.kind != FETCH,
+        is_backend=operation.kind not in FILE_KINDS,
         is_queued=queued,
         cancellable=not finished,
         message=message_of(operation, rows, summary),
@@ -90,6 +93,12 @@ def operation_view(
     )
 
 
+def _task_type(kind: str, *, queued: bool) -> str:
+    if kind == STAGE:
+        return STAGING
+    return "deletion" if kind == "delete" else "Waiting" if queued else "Installation"
+
+
 def node_view(row: OperationNode) -> OperationNodeView:
     succeeded = row.status is OperationNodeStatus.SUCCESS
     return OperationNodeView(  # by place, because a thousand of them are made four times a second
@@ -112,7 +121,19 @@ def node_view(row: OperationNode) -> OperationNodeView:
         row.version,
         row.digest,
         row.reason if succeeded else "",
+        eta_s(row.current_bytes, row.total_bytes, row.rate),
     )
+
+
+def eta_s(current_bytes: int, total_bytes: int, rate: float) -> float:
+    """Seconds until the transfer is complete at this rate; 0: unknown, or complete."""
+    return round((total_bytes - current_bytes) / rate, 1) if rate >= 1 and total_bytes > current_bytes else 0.0
+
+
+def sources_text(sources: Mapping[str, int]) -> str:
+    """`3.1 GiB from attic, 200.0 MiB from controller`, the largest first."""
+    ranked = sorted(sources.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{human_size(size)} from {name}" for name, size in ranked if size)
 
 
 def message_of(operation: Operation, rows: Sequence[OperationNode], summary: Summary) -> str:
@@ -123,7 +144,7 @@ def message_of(operation: Operation, rows: Sequence[OperationNode], summary: Sum
         case OperationState.DONE:
             return "completed"
         case OperationState.FAILING:
-            if operation.kind == FETCH and not any(row.next_try_at for row in rows):
+            if operation.kind in FILE_KINDS and not any(row.next_try_at for row in rows):
                 return "failing; not tried again by itself"
             return f"failing on {_count(rows, OperationNodeStatus.ERROR)}; will be tried again"
         case OperationState.WAITING:
@@ -143,8 +164,8 @@ def record_view(operation: Operation) -> OperationRecord:
         id=operation.backend,
         name=operation.backend.rpartition("@")[2],
         job_id=operation.id,
-        is_backend=operation.kind != FETCH,
-        task_type="deletion" if operation.kind == "delete" else "installation",
+        is_backend=operation.kind not in FILE_KINDS,
+        task_type=STAGING if operation.kind == STAGE else "deletion" if operation.kind == "delete" else "installation",
         outcome=operation.outcome,
         started_at=rfc3339(operation.created_at),
         finished_at=rfc3339(operation.finished_at),

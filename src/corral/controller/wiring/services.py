@@ -26,6 +26,7 @@ from corral.controller.wiring.models import ModelParts
 from corral.controller.wiring.nodes import NodeParts
 from corral.controller.wiring.replicas import Replicas
 from corral.controller.wiring.runtime import Runtime
+from corral.controller.wiring.staging import Staging
 
 
 def api_services(
@@ -37,6 +38,7 @@ def api_services(
     backends: Backends,
     models: ModelParts,
     fetches: Fetches,
+    staging: Staging,
     replicas: Replicas,
     planner: InstallPlanner,
     uploads: Uploads,
@@ -76,6 +78,9 @@ def api_services(
         "fetches": fetches,
         "planner": planner,
         "uploads": uploads,
+        "stages": staging.stages,
+        "locations": staging.locations,
+        "cleanup": staging.cleanup,
         "loads": replicas.loads,
         "replica_rows": replicas.rows,
         "explaining": replicas.why,  # not `why`: the login form has a parameter of that name

@@ -49,7 +49,12 @@ _OPEN = (
     .where(
         _NOT_ENDED,
         # Only these have such rows. Without saying so every row of every operation on file would be looked at.
-        table.c.operation_id.in_(select(operations.table.c.id).where(operations.table.c.finished_at.is_(None))),
+        table.c.operation_id.in_(
+            select(operations.table.c.id).where(
+                operations.table.c.finished_at.is_(None),
+                operations.table.c.generation > 0,  # 0: about a model's files, which no rule requires
+            )
+        ),
     )
     .order_by(table.c.operation_id, table.c.node_id)
 )
@@ -105,14 +110,14 @@ async def count_for(tx: Transaction, operation_ids: Sequence[str]) -> dict[str, 
 
 
 async def list_open(tx: Transaction, node_ids: Sequence[str] | None = None) -> list[OperationNode]:
-    """Rows that have not ended, of these nodes or all."""
+    """Rows of operations with a rule that have not ended, of these nodes or all."""
     if node_ids is None:
         return records(OperationNode, await tx.fetch_all(_OPEN))
     return records(OperationNode, await tx.fetch_all(_OPEN_ON, {"node_ids": node_ids}))
 
 
 async def list_orphans(tx: Transaction) -> list[OperationNode]:
-    """Rows that have not ended, of nodes that are gone."""
+    """Rows of operations with a rule that have not ended, of nodes that are gone."""
     return records(OperationNode, await tx.fetch_all(_ORPHANS))
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from corral.kit.files import write_atomically
 from corral.kit.log import get_log
+from corral.worker.files.garbage import Inode, StoredSet
 
 log = get_log(__name__)
 
@@ -54,6 +55,24 @@ class FileSets:
             (each for each in found if before is None or each.used_at < before), key=lambda each: each.used_at
         )
 
+    def list_stored(self, in_use: Collection[Path]) -> list[StoredSet]:
+        """All sets, with the disk space of their files."""
+        busy = _real_paths(in_use)
+        return [
+            StoredSet(
+                name=each.record.stem,
+                paths=each.paths,
+                used_at=each.used_at,
+                inodes=self._inodes_of(each),
+                in_use=self._is_any(each, busy),
+            )
+            for each in self._all()
+        ]
+
+    def find(self, name: str) -> FileSet | None:
+        """The set of that record."""
+        return next((each for each in self._all() if each.record.stem == name), None)
+
     def is_used(self, chosen: FileSet, in_use: Collection[Path]) -> bool:
         """Whether a file of the set is in use, or the set was used since its record was read."""
         try:
@@ -83,6 +102,14 @@ class FileSets:
                 self._prune(file.parent)
         gone.record.unlink(missing_ok=True)
         log.info("unused model files were removed", files=len(gone.paths), first=next(iter(gone.paths), ""))
+
+    def _inodes_of(self, each: FileSet) -> dict[Inode, int]:
+        found: dict[Inode, int] = {}
+        for path in each.paths:
+            with contextlib.suppress(OSError):
+                status = (self._models / path).stat()
+                found[status.st_dev, status.st_ino] = status.st_size
+        return found
 
     def _is_any(self, each: FileSet, busy: Collection[str]) -> bool:
         return any(_is_in(busy, self._real(path)) for path in each.paths)

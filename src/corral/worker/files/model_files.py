@@ -14,12 +14,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from corral.blobs.digests import check_digest, hash_file, hex_of
 from corral.blobs.disk import DiskSpace
-from corral.blobs.errors import NoSpace, from_os
+from corral.blobs.errors import from_os
 from corral.blobs.progress import FilesProgress, OnProgress, Progress, ignore_progress
 from corral.blobs.store import Blob, BlobStore
 from corral.blobs.transfer.fetcher import Fetcher, FetchLimits
@@ -27,26 +26,19 @@ from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.codec import Undecodable, decode
 from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
+from corral.contract.messages.staging import FilesOnNode
 from corral.contract.sources import is_safe_path
 from corral.kit.clock import Clock
 from corral.kit.errors import Failed, Invalid
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
 from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
-from corral.worker.files.file_sets import FileSet, FileSets, inode_of
+from corral.worker.files.cleanup import BLOBS, CleanupPolicy, FileCleanup
+from corral.worker.files.file_sets import FileSets
 from corral.worker.files.fleet_blobs import FleetBlobs
+from corral.worker.files.garbage import stored_bytes
 
 log = get_log(__name__)
-
-BLOBS = ".blobs"
-
-
-@dataclass(frozen=True)
-class CleanupPolicy:
-    unused_s: float = 7 * 86400.0  # a set from which no process was started for so long is removed
-    sweep_every_s: float = 3600.0
-    partial_s: float = 86400.0  # a partial download that was not written for so long is removed
-    fresh_s: float = 600.0  # a set used within this time is kept even if the list of models does not name its model
 
 
 class WorkerFiles:
@@ -71,10 +63,16 @@ class WorkerFiles:
         self._in_use = in_use
         self._space = space or DiskSpace()
         self._limits = limits or FetchLimits()
-        self._cleanup = cleanup or CleanupPolicy()
         self._sets = FileSets(models / BLOBS / "sets", models)
         self._opened: BlobStore | None = None
         self._wanted: dict[object, frozenset[Path]] = {}  # protected from concurrent calls that free space
+        self._cleanup = FileCleanup(
+            models, self._sets, self._open_store, self._busy, space=self._space, policy=cleanup or CleanupPolicy()
+        )
+        self.sweep = self._cleanup.sweep
+        self.keep_only = self._cleanup.keep_only
+        self.tidy = self._cleanup.tidy
+        self.collect = self._cleanup.collect
 
     async def ensure(
         self,
@@ -131,37 +129,18 @@ class WorkerFiles:
             del self._wanted[key]
 
     async def run(self) -> None:
-        await run_every("sweep model files", self._cleanup.sweep_every_s, self.sweep, clock=self._clock)
+        await run_every("sweep model files", self._cleanup.policy.sweep_every_s, self.sweep, clock=self._clock)
 
-    async def sweep(self) -> None:
-        """Remove sets that were not used for long, old partial downloads, and blobs that no set links to."""
-        if not (self._models / BLOBS).is_dir():
-            return
-        before = time.time() - self._cleanup.unused_s
-        for unused in await run_uncancelled(self._sets.unused, self._busy(), before=before):
-            await run_uncancelled(self._remove, unused)
-        await self._store.sweep(older_than_s=self._cleanup.partial_s, keep=await run_uncancelled(self._linked))
-
-    async def keep_only(self, models: Collection[str]) -> None:
-        """Remove the files of models that are not in this complete list of models, unless a process reads them, or
-        they were used so recently that their model may be newer than the list."""
-        if not (self._models / BLOBS).is_dir():
-            return
-        before = time.time() - self._cleanup.fresh_s
-        for unused in await run_uncancelled(self._sets.unused, self._busy(), before=before):
-            if not any(path.startswith(f"{model}/") for path in unused.paths for model in models):
-                await run_uncancelled(self._remove, unused)
-        await self._store.sweep_finished(await run_uncancelled(self._linked))
+    async def measure(self, files: Sequence[ReplicaFile]) -> FilesOnNode:
+        """How much of each file is on this machine. Raises Invalid for a path outside the models folder."""
+        for file in files:
+            self._path(file)
+        return await run_uncancelled(self._measure, tuple(files))
 
     def leave(self) -> None:
         """The worker is ending: the next worker process resumes the partial downloads."""
         if self._opened is not None:
             self._opened.leave()
-
-    async def tidy(self) -> None:
-        """Remove blobs that no set links to, at once: a model was deleted."""
-        if (self._models / BLOBS).is_dir():
-            await self._store.sweep_finished(await run_uncancelled(self._linked))
 
     def find_store(self) -> BlobStore | None:
         """The store, unless nothing was ever fetched."""
@@ -171,6 +150,9 @@ class WorkerFiles:
 
     @property
     def _store(self) -> BlobStore:
+        return self._open_store()
+
+    def _open_store(self) -> BlobStore:
         """Opened when it is first needed: a models folder that is only read needs no store."""
         if self._opened is None:
             self._opened = BlobStore(
@@ -184,7 +166,7 @@ class WorkerFiles:
         missing = [file for file in files if not await self._is_here(file, on_progress)]
         if not missing:
             return
-        await self._free_space(missing)
+        await self._cleanup.free_space(sum({file.digest: file.size_bytes for file in missing}.values()))
         bar = FilesProgress([file.size_bytes for file in files], on_progress, time.monotonic)
         for index, file in enumerate(files):
             if file in missing:
@@ -213,34 +195,25 @@ class WorkerFiles:
         wanted = ExpectedBlob(file.digest, file.size_bytes)
         return await self._fleet.obtain(self._store, wanted, sources, token, on_progress, name=file.path)
 
-    async def _free_space(self, missing: Sequence[ReplicaFile]) -> None:
-        """Free space for all missing files before the first byte: remove unused sets, the longest unused first, until
-        they fit."""
-        need = sum({file.digest: file.size_bytes for file in missing}.values())
-        what = "the model's files"
-        for unused in [*await run_uncancelled(self._sets.unused, self._busy()), None]:
-            try:
-                self._space.require(self._models, need, what)
-                return
-            except NoSpace:
-                if unused is None:
-                    raise
-            await run_uncancelled(self._remove, unused)
-            await self._store.sweep_finished(await run_uncancelled(self._linked))
-
-    def _remove(self, unused: FileSet) -> None:
-        """Remove the set, unless it came into use since it was chosen."""
-        if not self._sets.is_used(unused, self._busy()):
-            self._sets.remove(unused)
-
     def _all_there(self, files: Sequence[ReplicaFile]) -> bool:
         return all(self._path(file).is_file() for file in files)
 
-    def _linked(self) -> list[str]:
-        """Digests of blobs that have a name in the models folder too."""
-        inodes = self._sets.inodes()
-        blobs = self._store.list_()
-        return [blob.digest for blob in blobs if inode_of(blob.path) in inodes]
+    def _measure(self, files: Sequence[ReplicaFile]) -> FilesOnNode:
+        has_store = (self._models / BLOBS).is_dir()
+        return FilesOnNode(
+            have_bytes=tuple(self._have_bytes(file, has_store=has_store) for file in files),
+            free_bytes=self._space.measure(self._models),
+            cache_bytes=stored_bytes(self._sets.list_stored(())) if has_store else 0,
+        )
+
+    def _have_bytes(self, file: ReplicaFile, *, has_store: bool) -> int:
+        path = self._path(file)
+        if path.is_file() and file.size_bytes in (0, size := path.stat().st_size):
+            return size
+        if not file.digest or not has_store:
+            return 0
+        blob = self._store.find(file.digest)
+        return blob.size if blob is not None else self._store.partial_bytes(file.digest)
 
     def _busy(self) -> frozenset[Path]:
         return frozenset(self._in_use()).union(*tuple(self._wanted.values()))

@@ -213,4 +213,5 @@ class ProgressPublisher:
             current_bytes=progress.current_bytes,
             total_bytes=progress.total_bytes,
             rate=round(progress.rate, 1),
+            sources=dict(progress.sources),
         )

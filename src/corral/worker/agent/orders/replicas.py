@@ -115,6 +115,7 @@ class ReplicaOrders:
                 current_bytes=event.current_bytes,
                 total_bytes=event.total_bytes,
                 rate=event.rate,
+                sources=event.sources,
             )
             await self._publisher.publish(START_REPLICA_PROGRESS, progress_event, op=order.op_id)
 

@@ -25,6 +25,7 @@ from corral.bus.api import Bus
 from corral.contract.codec import Message, Undecodable, always, decode, encode
 from corral.contract.messages.backends import DELETE_RESULT, INSTALL_RESULT, UPGRADE_RESULT, BackendResult
 from corral.contract.messages.replicas import START_REPLICA_RESULT, STOP_REPLICA_RESULT, ReplicaResult
+from corral.contract.messages.staging import STAGE_RESULT, StageResult
 from corral.contract.subjects import Event
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Unavailable
@@ -41,7 +42,7 @@ MAX_OUTCOMES = 256
 FRESH_S = 600.0
 MAX_ERROR_LENGTH = 4000
 
-Result = BackendResult | ReplicaResult
+Result = BackendResult | ReplicaResult | StageResult
 
 
 class OrderKind(StrEnum):
@@ -50,6 +51,7 @@ class OrderKind(StrEnum):
     DELETE = "delete"
     START_REPLICA = "replica.start"
     STOP_REPLICA = "replica.stop"
+    STAGE_MODEL = "model.stage"
 
 
 BACKEND_ORDERS = frozenset({OrderKind.INSTALL, OrderKind.UPGRADE, OrderKind.DELETE})
@@ -62,23 +64,28 @@ class OrderKey:
     kind: str  # an `OrderKind`
     op_id: str
     attempt: int
-    about: str  # the backend's name, or the process id
+    about: str  # the backend's name, the process id, or the model
 
 
 class Outcome(Message, frozen=True):
-    """One of the two results is set."""
+    """One of the results is set."""
 
     kind: str = always(str)
     about: str = always(str)
     ended_at: float = always(float)  # seconds since the epoch
     backend: BackendResult | None = None
     replica: ReplicaResult | None = None
+    staged: StageResult | None = None
+
+    @property
+    def found(self) -> Result | None:
+        """None: a later version of the worker wrote it."""
+        return self.backend or self.replica or self.staged
 
     @property
     def result(self) -> Result:
-        result = self.backend or self.replica
-        assert result is not None
-        return result
+        assert self.found is not None
+        return self.found
 
     @property
     def key(self) -> OrderKey:
@@ -107,7 +114,7 @@ class Outcomes:
         except (OSError, Undecodable) as error:
             log.warning("outcomes of earlier orders cannot be read", file=str(self._path), reason=str(error))
             return
-        usable = [outcome for outcome in written.outcomes if (outcome.backend or outcome.replica) is not None]
+        usable = [outcome for outcome in written.outcomes if outcome.found is not None]
         self._known = {outcome.key: outcome for outcome in usable[-self._keep :]}
 
     def find(self, key: OrderKey) -> Outcome | None:
@@ -136,6 +143,7 @@ class Outcomes:
             ended_at=self._clock.now().timestamp(),
             backend=result if isinstance(result, BackendResult) else None,
             replica=result if isinstance(result, ReplicaResult) else None,
+            staged=result if isinstance(result, StageResult) else None,
         )
         self._known.pop(key, None)
         self._known[key] = outcome
@@ -157,6 +165,7 @@ _RESULT_EVENTS: dict[str, Event[Any]] = {
     OrderKind.DELETE: DELETE_RESULT,
     OrderKind.START_REPLICA: START_REPLICA_RESULT,
     OrderKind.STOP_REPLICA: STOP_REPLICA_RESULT,
+    OrderKind.STAGE_MODEL: STAGE_RESULT,
 }
 
 

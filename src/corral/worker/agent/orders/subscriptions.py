@@ -22,9 +22,11 @@ from corral.contract.messages.blobs import REVOKE_BLOB_TOKENS, RevokeBlobTokens
 from corral.contract.messages.models import KEEP_MODELS, KeepModels
 from corral.contract.messages.nodes import STOP_NODE
 from corral.contract.messages.replicas import START_REPLICA, STOP_REPLICA
+from corral.contract.messages.staging import CANCEL_STAGE, COLLECT_FILES, LIST_FILES, STAGE_MODEL
 from corral.kit.log import get_log
 from corral.worker.agent.orders.backends import BackendOrders
 from corral.worker.agent.orders.replicas import ReplicaOrders
+from corral.worker.agent.orders.staging import StageOrders
 from corral.worker.files.model_files import WorkerFiles
 
 log = get_log(__name__)
@@ -37,6 +39,7 @@ class OrderSubscriptions:
         self,
         backends: BackendOrders,
         replicas: ReplicaOrders,
+        staging: StageOrders,
         files: WorkerFiles,
         *,
         on_revoked: Callable[[str, int], None],
@@ -45,13 +48,14 @@ class OrderSubscriptions:
         """`on_revoked` gets a node and a time: its tokens that expire until then are not valid any more."""
         self._backends = backends
         self._replicas = replicas
+        self._staging = staging
         self._files = files
         self._on_revoked = on_revoked
         self._on_subscribed = on_subscribed
 
     async def subscribe(self, bus: Bus, node: str, *, on_stop: Callable[[], None]) -> None:
         """`on_stop` is called when the controller orders this node to leave."""
-        backends, replicas = self._backends, self._replicas
+        backends, replicas, staging = self._backends, self._replicas, self._staging
 
         async def stop_node(_payload: bytes, _tokens: Tokens) -> None:
             log.info("the controller orders this node to leave")
@@ -65,6 +69,10 @@ class OrderSubscriptions:
         await bus.serve(VERIFY_BACKEND, backends.verify, concurrency=MAX_PARALLEL, node=node)
         await bus.serve(START_REPLICA, replicas.start, concurrency=MAX_PARALLEL, node=node)
         await bus.serve(STOP_REPLICA, replicas.stop, concurrency=MAX_PARALLEL, node=node)
+        await bus.serve(STAGE_MODEL, staging.stage, concurrency=MAX_PARALLEL, node=node)
+        await bus.serve(CANCEL_STAGE, staging.cancel, node=node)
+        await bus.serve(LIST_FILES, staging.list_files, concurrency=MAX_PARALLEL, node=node)
+        await bus.serve(COLLECT_FILES, staging.collect, node=node)
         await bus.subscribe(KEEP_MODELS, self.keep_models, node=node)
         await bus.subscribe(REVOKE_BLOB_TOKENS, self.revoke_blob_tokens, node=node)
         await bus.subscribe_bytes(STOP_NODE, stop_node, node=node)

@@ -1,32 +1,46 @@
-"""Operations that fetch the files of a model to the controller; users watch and cancel them like any other.
+"""Operations about the files of a model; users watch and cancel them like any other. They have no rule. The transitions
+of their rows are pure.
 
-Such an operation has one row, which stands for the controllers: the one that leads the replicas does the work
-(`controller/files/fetches.py`). It has no rule. The transitions of the row are pure.
+A fetch brings the files to the controller. Its one row stands for the controllers: the one that leads the replicas does
+the work (`controller/files/fetches.py`). A stage brings the files to nodes, a row for each (`controller/staging`).
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
 from corral.blobs.errors import is_final
 from corral.contract.messages.backends import Phase
+from corral.controller.inventory.nodes import takes_backends
 from corral.controller.operations.progress import finish_or_reopen, new_row
 from corral.controller.operations.state import settle
-from corral.controller.operations.views import FETCH
-from corral.kit.errors import CorralError, Denied
+from corral.controller.operations.views import FETCH, STAGE
+from corral.kit.errors import CorralError, Denied, NotFound
 from corral.store.engine.transactions import Transaction
-from corral.store.records import CONTROLLER, ENDED, BackendRequest, OperationNode, OperationNodeStatus
-from corral.store.tables import operation_nodes, operations, revisions
+from corral.store.records import (
+    CONTROLLER,
+    ENDED,
+    BackendRequest,
+    OperationNode,
+    OperationNodeStatus,
+    Scope,
+    ScopeKind,
+)
+from corral.store.tables import node_labels, nodes, operation_nodes, operations, revisions
 from corral.store.tables.models import StoredModel
+from corral.store.tables.nodes import NodeOutline
 from corral.store.tables.operations import Operation, StoredRequest
 
 KIND = FETCH
 SCOPE = "controller"
 COUNTER = "operations"
 MODEL_GONE = "the model was deleted"
+NODE_GONE = "the node was deleted"
+LOCALAI_NODE = "a LocalAI worker receives files when the model is loaded there"
 _SHOWN_REVISION = 12
 
 
@@ -50,6 +64,7 @@ def begun(row: OperationNode, revision: str) -> OperationNode:
         attempt=row.attempt + 1,
         seq=0,
         next_try_at=None,
+        waits=False,
         version=version_of(revision),
     )
 
@@ -88,21 +103,62 @@ async def open_fetch(tx: Transaction, model: StoredModel, by: str = "") -> Opera
     last = await operations.find_last(tx, kind=KIND, backend=model.id)
     if last is not None and last.finished_at is None:
         return last
-    now = await tx.now()
+    opened = await _open(tx, KIND, model, SCOPE, "", by)
+    row = new_row(opened.id, CONTROLLER, CONTROLLER, opened.created_at)
+    await operation_nodes.put(tx, [replace(row, version=version_of(model.revision))])
+    return opened
+
+
+async def open_stage(tx: Transaction, model: StoredModel, scope: Scope, by: str = "") -> Operation:
+    """The running operation with the same scope, or a new one with a row for each node of the scope. The caller holds
+    the counter of rules and notifies the change feed after the commit, as for `open_fetch`."""
+    last = await operations.find_last(tx, kind=STAGE, backend=model.id)
+    if (
+        last is not None
+        and last.finished_at is None
+        and (last.scope_kind, last.scope_value) == (scope.kind, scope.value)
+    ):
+        return last
+    labels = await node_labels.list_for(tx)
+    chosen = [
+        outline
+        for outline in await nodes.list_outlines(tx)
+        if takes_backends(outline) and scope.matches(outline.id, labels.get(outline.id, {}))
+    ]
+    if not chosen:
+        raise NotFound("no approved node matches: `corral nodes list` shows the nodes and their labels")
+    opened = await _open(tx, STAGE, model, scope.kind.value, scope.value, by)
+    await operation_nodes.put(tx, [_stage_row(opened, model, outline) for outline in chosen])
+    await finish_or_reopen(tx, [opened], opened.created_at)
+    return opened
+
+
+def scope_of(operation: Operation) -> Scope:
+    return Scope(ScopeKind(operation.scope_kind), operation.scope_value)
+
+
+def _stage_row(operation: Operation, model: StoredModel, outline: NodeOutline) -> OperationNode:
+    row = new_row(operation.id, outline.id, outline.name, operation.created_at)
+    if outline.protocol == 0:
+        return settle(row, OperationNodeStatus.SKIPPED, LOCALAI_NODE)
+    return replace(row, version=version_of(model.revision))
+
+
+async def _open(
+    tx: Transaction, kind: str, model: StoredModel, scope_kind: str, scope_value: str, by: str
+) -> Operation:
     opened = Operation(
         id=str(uuid.uuid4()),
-        kind=KIND,
+        kind=kind,
         backend=model.id,
-        scope_kind=SCOPE,
-        scope_value="",
+        scope_kind=scope_kind,
+        scope_value=scope_value,
         generation=0,
-        created_at=now,
+        created_at=await tx.now(),
         request=StoredRequest(BackendRequest(model.id)),
         created_by=by,
     )
     await operations.insert(tx, opened)
-    row = replace(new_row(opened.id, CONTROLLER, CONTROLLER, now), version=version_of(model.revision))
-    await operation_nodes.put(tx, [row])
     await revisions.bump(tx, COUNTER)
     return opened
 
@@ -122,7 +178,11 @@ async def read_row(tx: Transaction, operation_id: str) -> OperationNode | None:
 
 
 async def write_row(tx: Transaction, operation: Operation, row: OperationNode) -> None:
+    await write_rows(tx, operation, [row])
+
+
+async def write_rows(tx: Transaction, operation: Operation, rows: Sequence[OperationNode]) -> None:
     now = await tx.now()
-    await operation_nodes.put(tx, [replace(row, updated_at=now)])
+    await operation_nodes.put(tx, [replace(row, updated_at=now) for row in rows])
     await finish_or_reopen(tx, [operation], now)
     await revisions.bump(tx, COUNTER)

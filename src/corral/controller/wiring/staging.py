@@ -1,0 +1,43 @@
+"""Assembles the parts that stage, list and remove model files on nodes."""
+
+from __future__ import annotations
+
+from corral.controller.files.fetches import Fetches, FetchPace
+from corral.controller.files.model_files import ModelFiles
+from corral.controller.operations.progress import ProgressCollector
+from corral.controller.replicas.reconcile import LEASE as REPLICAS
+from corral.controller.staging.calls import StageCalls, StageTimeouts
+from corral.controller.staging.cleanup import FleetCleanup
+from corral.controller.staging.locations import FileLocations
+from corral.controller.staging.stages import StagePace, Stages
+from corral.controller.wiring.runtime import Runtime
+
+
+class Staging:
+    def __init__(
+        self,
+        runtime: Runtime,
+        files: ModelFiles,
+        fetches: Fetches,
+        progress: ProgressCollector,
+        *,
+        accept_s: float,
+        pace: FetchPace,
+    ) -> None:
+        """`pace`: of the retries of fetches, which staging shares."""
+        store, clock = runtime.store, runtime.clock
+        calls = StageCalls(runtime.bus, clock, times=StageTimeouts(accept_s=accept_s), keep_list=files.keep_list)
+        self.stages = Stages(
+            store,
+            runtime.bus,
+            fetches,
+            calls,
+            progress,
+            runtime.leadership,
+            runtime.feed,
+            clock,
+            lease=REPLICAS,
+            pace=StagePace(first_retry_s=pace.first_retry_s, last_retry_s=pace.last_retry_s),
+        )
+        self.locations = FileLocations(store, files, calls)
+        self.cleanup = FleetCleanup(store, files, calls)
