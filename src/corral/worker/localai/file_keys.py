@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes
 
 from corral.kit.errors import Invalid
-from corral.worker.files.model_files import BLOBS
+from corral.worker.files.cleanup import BLOBS
 
 MODELS, DATA = "models/", "data/"
 EPHEMERAL = "ephemeral"  # files of requests
