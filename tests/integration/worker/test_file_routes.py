@@ -16,6 +16,7 @@ import pytest
 
 from corral.blobs.disk import DiskSpace
 from corral.contract.http import Request, Responder
+from corral.controller.localai.file_server import FileServerAddress, FileServers
 from corral.kit.clock import SystemClock
 from corral.relay import Limits
 from corral.worker.localai.file_keys import FileFolders
@@ -128,6 +129,7 @@ async def test_names_encoded_and_not(server: Server) -> None:
     encoded = "/v1/files/models/a%20b/%C3%BC%23%3F%25.bin"
     assert path_in(await server.put(encoded, b"1")) == server.root / name
     assert (await server.call("GET", encoded)).body == b"1"
+    assert (await server.call("HEAD", encoded)).get(b"x-local-path") == str(server.root / name).encode()
     plain = "models/a+b,c;d=e@f[1]'~!$&().bin"
     assert path_in(await server.put(f"/v1/files/{plain}", b"2")) == server.root / plain
     assert (await server.call("GET", "/v1/files/models/a%2Bb%2Cc;d=e@f%5B1%5D'~!$&().bin")).body == b"2"
@@ -284,6 +286,20 @@ async def test_a_second_upload_that_waited_too_long_is_told_to_try_again(tmp_pat
         assert (await first.answer()).status == 200
 
 
+async def test_an_upload_that_another_process_receives(server: Server) -> None:
+    other = Upload(server.root / "models/m/w.gguf")
+    other.open(append=False, target=sha(CONTENT), total=len(CONTENT))
+    other.write([CONTENT[:1000]])
+    for answer in (
+        await server.put_range(W, CONTENT, 0, 3_000_000),
+        await server.put_range(W, CONTENT, 1000, 3_000_000),
+        await server.put(W, CONTENT),
+    ):
+        assert (answer.status, answer.get(b"x-file-size")) == (416, b"1000")
+    other.close()
+    assert path_in(await server.put_range(W, CONTENT, 1000, 3_000_000)).read_bytes() == CONTENT
+
+
 async def test_directories_and_files_that_are_not_there(server: Server) -> None:
     await server.put(W, b"x")
     folder = "/v1/files/models/m"
@@ -348,6 +364,27 @@ async def test_corrals_own_store_is_out_of_reach(server: Server) -> None:
         assert (await server.call(method, "/v1/files/models/.blobs/12", body)).status == 400
     assert (server.root / "models/.blobs/12").read_text() == "blob"
     assert (await server.put("/v1/files/models/m/.corral-upload-1", b"x")).status == 400
+
+
+async def test_the_controller_of_corral_is_served_too(server: Server, tmp_path: Path) -> None:
+    """Its client was written for LocalAI's file server."""
+    file = tmp_path / "weights"
+    file.write_bytes(CONTENT)
+    where = FileServerAddress("w1", f"http://127.0.0.1:{server.rig.port}")
+    key = "models/m/50% of #1?.bin"
+    upload = Upload(server.root / key)
+    upload.open(append=False, target=sha(CONTENT), total=len(CONTENT))
+    upload.write([CONTENT[:1_000_000]])
+    upload.close()
+    seen: list[int] = []
+    async with FileServers("", SystemClock()) as client:
+        path = await client.ensure(where, key, file, f"sha256:{sha(CONTENT)}", seen.append)
+        assert Path(path) == server.root / key
+        assert seen[0] >= 1_000_000, "it went on where an earlier attempt stopped"
+        assert await client.ensure(where, key, file, f"sha256:{sha(CONTENT)}", seen.append) == path
+        assert await client.list_(where, "models/m") == ("50% of #1?.bin", "50% of #1?.bin.sha256")
+        assert await client.list_(where, "models/none") == ()
+    assert (server.root / key).read_bytes() == CONTENT
 
 
 async def test_a_download_has_length_hash_and_ranges(server: Server) -> None:

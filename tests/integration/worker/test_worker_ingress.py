@@ -86,6 +86,22 @@ async def test_no_process_runs_yet(controller: ScriptedController, worker: Runni
     assert (await worker.get("/nowhere", token))[0] == 404
 
 
+async def test_files_need_their_scope(controller: ScriptedController, worker: RunningWorker) -> None:
+    """Without a LocalAI controller there is no shared token: the file server takes what our controllers sign."""
+    token = controller.ingress_token(aud=controller.named("w1").id, scope="files")
+    status, body = await worker.get("/v1/files/temp", token, method="POST")
+    assert status == 200
+    name = json.loads(body)["local_path"].rpartition("/")[2]
+    assert await worker.get(f"/v1/files/{name}", token) == (200, "")
+    for scope in ("logs", "replicas", "blobs"):
+        assert (await worker.get(f"/v1/files/{name}", controller.ingress_token(scope=scope)))[0] == 403
+    assert (await worker.get("/v1/files-list/models/", controller.ingress_token(scope="files", aud="other")))[0] == 403
+    assert await worker.get(f"/v1/files/{name}", controller.ingress_token(scope="files", life_s=-1)) == (
+        401,
+        "unauthorized\n",
+    )
+
+
 async def test_metrics_need_their_scope(controller: ScriptedController, worker: RunningWorker) -> None:
     node = controller.named("w1")
     await until(

@@ -12,7 +12,7 @@ import pytest
 
 from corral.kit.threads import StopToken
 from corral.worker.localai.ranges import PartialState
-from corral.worker.localai.uploads import Upload, WrongHash, hash_and_store, read_sidecar, write_sidecar
+from corral.worker.localai.uploads import Upload, UploadBusy, WrongHash, hash_and_store, read_sidecar, write_sidecar
 
 HELLO = hashlib.sha256(b"hello").hexdigest()
 
@@ -78,6 +78,24 @@ def test_a_note_that_cannot_be_read_is_no_target(tmp_path: Path) -> None:
     assert upload.state() == PartialState(2)
     note.unlink()
     assert upload.state() == PartialState(2)
+
+
+def test_two_processes_do_not_write_one_upload(tmp_path: Path) -> None:
+    """A worker that hands over still receives. The lock belongs to the open file, so one process can show it."""
+    first, second = Upload(tmp_path / "w"), Upload(tmp_path / "w")
+    first.open(append=False, target=HELLO, total=5)
+    first.write([b"hel"])
+    for refused in (second.check_free, lambda: second.open(append=False)):
+        with pytest.raises(UploadBusy):
+            refused()
+    second.close()
+    assert first.state() == PartialState(3, HELLO, 5)
+    first.close()
+    second.check_free()
+    second.open(append=True, target=HELLO, total=5)
+    second.write([b"lo"])
+    second.commit(second.verify(HELLO, StopToken()))
+    assert (tmp_path / "w").read_bytes() == b"hello"
 
 
 def test_a_link_in_place_of_the_bytes_is_not_followed(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from corral.blobs.disk import DiskSpace
 from corral.blobs.errors import NoSpace
+from corral.blobs.serving.http_request import RangeNotSatisfiable, choose_range
 from corral.contract.codec import encode
 from corral.contract.http import BodyBroken, BodyTooLarge, Headers, Request, Responder
 from corral.kit.errors import Invalid, reason_of
@@ -48,17 +49,16 @@ from corral.worker.localai.ranges import (
     DropBytes,
     FinishUpload,
     OtherUpload,
-    Unsatisfiable,
     UploadRange,
     WrongOffset,
     decide_upload,
     parse_content_range,
-    parse_range,
     parse_sha256,
 )
 from corral.worker.localai.uploads import (
     Owner,
     Upload,
+    UploadBusy,
     WrongHash,
     give_to,
     hash_and_store,
@@ -171,12 +171,14 @@ class FileRoutes:
                 async with asyncio.timeout(self._busy_s):
                     await turn.enter_async_context(self._uploads.hold(frozenset((str(target),))))
             except TimeoutError:
-                state = await asyncio.to_thread(upload.state)
-                return await _send_offset(responder, state.have if state else 0, span, _BUSY)
+                return await _send_busy(responder, upload, span)
             try:
+                await asyncio.to_thread(upload.check_free)
                 if span is None:
                     return await self._put_whole(upload, declared, request, responder)
                 return await self._put_range(upload, span, declared, request, responder)
+            except UploadBusy:
+                return await _send_busy(responder, upload, span)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
                     await run_uncancelled(upload.drop)
@@ -189,6 +191,8 @@ class FileRoutes:
         try:
             await run_uncancelled(upload.open, append=False, target=declared)
             await receive_body(request.body, upload, limit_bytes=self._limit_bytes)
+        except UploadBusy:
+            raise
         except BaseException:  # also a client that left: nothing can continue a whole upload
             await run_uncancelled(upload.drop)
             raise
@@ -315,6 +319,12 @@ async def _send_path(responder: Responder, path: Path) -> int:
     return 200
 
 
+async def _send_busy(responder: Responder, upload: Upload, span: UploadRange | None) -> int:
+    """416, although nothing is wrong with the range: a LocalAI controller tries again only after this one."""
+    state = await asyncio.to_thread(upload.state)
+    return await _send_offset(responder, state.have if state is not None else 0, span, _BUSY)
+
+
 async def _send_offset(responder: Responder, have: int, span: UploadRange | None, why: str) -> int:
     total = b"%d" % span.total if span is not None else b"*"
     headers = (*TEXT, (b"content-range", b"bytes */" + total), (b"x-file-size", b"%d" % have))
@@ -330,19 +340,17 @@ async def _send_file(
     headers = [*OCTETS, (b"accept-ranges", b"bytes"), (b"etag", etag)]
     if sha256:
         headers.append((b"x-content-sha256", sha256.encode()))
-    wanted = request.header(b"if-range")
-    span = parse_range(_text(request, b"range"), size) if wanted in (None, etag) else None
-    match span:
-        case Unsatisfiable():
-            await responder.send(416, (*TEXT, (b"content-range", b"bytes */%d" % size)), b"range behind the end\n")
-            return 416
-        case None:
-            await responder.stream(200, headers, _read(descriptor, 0, size), length=size)
-            return 200
-        case (start, end):
-            headers.append((b"content-range", b"bytes %d-%d/%d" % (start, end - 1, size)))
-            await responder.stream(206, headers, _read(descriptor, start, end), length=end - start)
-            return 206
+    condition = _text(request, b"if-range")
+    part = choose_range(_text(request, b"range"), size, condition=condition, etag=etag.decode())
+    if isinstance(part, RangeNotSatisfiable):
+        await responder.send(416, (*TEXT, (b"content-range", b"bytes */%d" % size)), b"range behind the end\n")
+        return 416
+    if not part.whole:
+        headers.append((b"content-range", b"bytes %d-%d/%d" % (part.start, part.start + part.count - 1, size)))
+    pieces = _read(descriptor, part.start, part.start + part.count)
+    status_code = 200 if part.whole else 206
+    await responder.stream(status_code, headers, pieces, length=part.count)
+    return status_code
 
 
 async def _read(descriptor: int, start: int, end: int) -> AsyncIterator[bytes]:

@@ -18,7 +18,7 @@ from corral.worker.localai.file_keys import EPHEMERAL, OUTPUT, UNFINISHED, FileF
 log = get_log(__name__)
 STAGING_TEMP = "staging-tmp"  # temporary files of the bus, in the cache
 PARTIAL_S = 24 * 3600.0  # an upload that nobody continued
-SWEEP_S = 600.0
+SWEEP_S = 1800.0
 
 
 class FileSweep:

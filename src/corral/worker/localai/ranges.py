@@ -1,5 +1,5 @@
-"""Ranges of uploads and downloads, and what an upload does with the bytes that are there already
-(docs/reference/wire/files.md#upload). Pure."""
+"""Ranges of uploads, and what an upload does with the bytes that are there already
+(docs/reference/wire/files.md#upload). Pure. Ranges of downloads are `blobs/serving/http_request.py`'s."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
-_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -89,23 +88,3 @@ def decide_upload(span: UploadRange, declared: str, partial: PartialState | None
     ):
         return OtherUpload()
     return AppendBytes() if span.start == have else WrongOffset(have)
-
-
-@dataclass(frozen=True)
-class Unsatisfiable:
-    """The range begins behind the end of the file."""
-
-
-def parse_range(text: str, size: int) -> tuple[int, int] | Unsatisfiable | None:
-    """Start and end (not included) of the one range of a download. None: send the whole file."""
-    found = _RANGE.fullmatch(text.strip())
-    if found is None or not any(found.groups()):
-        return None
-    first, last = found.groups()
-    if not first:
-        length = min(int(last), size)
-        return (size - length, size) if length else Unsatisfiable()
-    start, end = int(first), int(last) if last else size - 1
-    if end < start and last:
-        return None
-    return (start, min(end + 1, size)) if start < size else Unsatisfiable()

@@ -10,6 +10,7 @@ half a model. Blocking: call it in threads, one call at a time.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import stat
@@ -45,6 +46,10 @@ class WrongHash(Exception):
         super().__init__(f"sha256 mismatch: expected {expected} got {got}")
 
 
+class UploadBusy(Exception):
+    """Another process receives this file: a worker that hands over to this one."""
+
+
 class Upload:
     """One upload of one file. `owner`: who may read it besides the worker; `owned`: and write it."""
 
@@ -73,6 +78,15 @@ class Upload:
             return PartialState(have)
         return PartialState(have, parse_sha256(note.target) or "", note.total)
 
+    def check_free(self) -> None:
+        """Raises `UploadBusy`. Uploads of one process wait for each other before this."""
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(self._partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                _lock(descriptor)
+            finally:
+                os.close(descriptor)
+
     def drop(self) -> None:
         self.close()
         for path in (self._partial, self._note):
@@ -83,9 +97,12 @@ class Upload:
         """Open the bytes for writing. `target`, `total`: what the whole will be, as far as it is known."""
         make_folders(self.target.parent, self._owner, owned=self._owned)
         note = UploadNote(self.target.name.encode("utf-8", "backslashreplace").decode(), target, total)
-        self._note.write_bytes(msgspec.json.encode(note))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_APPEND if append else os.O_TRUNC)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._partial, flags, FILE_MODE), "wb", buffering=0)
+        _lock(self._file.fileno())
+        self._note.write_bytes(msgspec.json.encode(note))
+        if not append:
+            os.ftruncate(self._file.fileno(), 0)
         self.have = os.fstat(self._file.fileno()).st_size
         self._hash, self._hashed_all = hashlib.sha256(), self.have == 0
 
@@ -125,6 +142,14 @@ class Upload:
         self._note.unlink(missing_ok=True)
         write_sidecar(self.target, digest)
         sync_folder(self.target.parent)
+
+
+def _lock(descriptor: int) -> None:
+    """Until the descriptor is closed, also by the end of the process."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UploadBusy from error
 
 
 # Hashes beside files.
