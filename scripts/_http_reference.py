@@ -44,6 +44,7 @@ SERVICES = (
     "catalogue",
     "controller_metrics",
     "sign_in_service",
+    "artifacts",
     "fetches",
     "planner",
     "uploads",

@@ -16,7 +16,7 @@ from corral.blobs.digests import digest_of_parts
 from corral.blobs.errors import NoSpace
 from corral.blobs.progress import OnProgress, ignore_progress
 from corral.blobs.sources.archive import open_file, open_url
-from corral.blobs.sources.context import Content, SourceContext
+from corral.blobs.sources.context import Content, ProvidedSource, SourceContext
 from corral.blobs.sources.folder import open_folder
 from corral.blobs.sources.image import open_image
 from corral.blobs.sources.inline_files import check_files, digest_of_files, open_inline, write_files
@@ -69,12 +69,24 @@ class Contents:
         errors that a retry may fix: Unreachable, Denied, Failed, NoSpace, Unavailable. The blobs of an open source are
         not removed. `keep` is called when the work is cancelled: True keeps partial downloads for a later attempt."""
         check_files(source.files)
+        async with (
+            self._provide(source, on_progress) as provided,
+            self._open_and_hold(source, provided, on_progress, keep) as opened,
+        ):
+            yield opened
+
+    @contextlib.asynccontextmanager
+    async def _open_and_hold(
+        self, source: Source, provided: ProvidedSource | None, on_progress: OnProgress, keep: Callable[[], bool]
+    ) -> AsyncIterator[OpenedSource]:
         store = self._context.store
+        learned = [blob.digest for blob in provided.blobs] if provided is not None else []
         try:
-            opened = OpenedSource(source, await self._open(source, on_progress))
+            with store.hold(*learned):
+                opened = OpenedSource(source, await self._open(source, provided, on_progress))
         except (asyncio.CancelledError, NoSpace) as error:
             if isinstance(error, NoSpace) or not keep():
-                store.forget(*([source.digest] if is_digest(source.digest) else ()), key=source.uri)
+                store.forget(*([source.digest] if is_digest(source.digest) else ()), *learned, key=source.uri)
             raise
         try:
             with store.hold(*opened.blobs):
@@ -89,12 +101,20 @@ class Contents:
         """Remove the packed blobs of a source that was unpacked."""
         self._context.store.discard(*opened.blobs)
 
-    async def _open(self, source: Source, on_progress: OnProgress) -> Content:
+    def _provide(
+        self, source: Source, on_progress: OnProgress
+    ) -> contextlib.AbstractAsyncContextManager[ProvidedSource | None]:
+        provider = self._context.provider
+        if provider is None or source.kind not in (sources.OCI, sources.HTTP, sources.PYPI):
+            return contextlib.nullcontext()
+        return provider.open(source, source.platform or self._context.platform, on_progress)
+
+    async def _open(self, source: Source, provided: ProvidedSource | None, on_progress: OnProgress) -> Content:
         match source.kind:
             case sources.OCI:
-                return await open_image(self._context, source, on_progress)
+                return await open_image(self._context, source, on_progress, provided)
             case sources.HTTP:
-                return await open_url(self._context, source, on_progress)
+                return await open_url(self._context, source, on_progress, provided)
             case sources.FILE:
                 is_folder = await run_uncancelled(Path(source.uri).is_dir)
                 return await (open_folder if is_folder else open_file)(self._context, source, on_progress)
@@ -104,7 +124,7 @@ class Contents:
             case sources.OCIFILE:
                 return await open_saved_image(self._context, source, on_progress)
             case sources.PYPI:
-                return await open_wheels(self._context, source, on_progress)
+                return await open_wheels(self._context, source, on_progress, provided)
             case sources.INLINE:
                 return open_inline(source)
         raise Invalid(f"{source.kind[:40]!r} is a kind of source that this version does not support")

@@ -94,6 +94,16 @@ class RemovedBlob:
     freed_bytes: int  # 0 when the file has another name too
 
 
+@dataclass(frozen=True)
+class IncomingBlob:
+    """A blob that is being fetched."""
+
+    digest: str
+    have: int
+    size: int  # of the whole blob; 0: unknown
+    path: Path  # of the bytes that are here; unverified
+
+
 class BlobStore:
     def __init__(self, folder: Path, fetcher: Fetcher | None = None, *, open_to_all: bool = False) -> None:
         """`open_to_all`: other users of this machine may read finished blobs (a backend that runs as another user), and
@@ -105,6 +115,7 @@ class BlobStore:
         self._chunks = folder / "chunks"
         self._fetcher = fetcher or Fetcher()
         self._runs: SingleFlight[str, Progress, Blob] = SingleFlight()
+        self._received: dict[str, tuple[int, int]] = {}  # by key of a run: received and total bytes
         self._held: Counter[str] = Counter()
         self._chunk_locks = KeyedLocks()
         self.leaving = False
@@ -121,6 +132,13 @@ class BlobStore:
             return Blob(digest, path.stat().st_size, path)
         except FileNotFoundError:
             return None
+
+    def find_incoming(self, digest: str) -> IncomingBlob | None:
+        """The blob while it is being fetched. May be called in any thread."""
+        key = hex_of(digest)
+        if (received := self._received.get(key)) is None:
+            return None
+        return IncomingBlob(digest, *received, self._incoming / f"{key}.part")
 
     def list_(self) -> list[Blob]:
         """All finished blobs. Blocking."""
@@ -142,9 +160,16 @@ class BlobStore:
         key = hex_of(wanted.digest) if wanted.digest else _url_key(remote.key)
 
         async def fetch(on_progress: OnProgress) -> Blob:
-            return await self._fetch(
-                remote, wanted, self._incoming / f"{key}.part", _on_bytes(on_progress, remote.name)
-            )
+            report = _on_bytes(on_progress, remote.name)
+
+            def on_bytes(have: int, total: int) -> None:
+                self._received[key] = have, total
+                report(have, total)
+
+            try:
+                return await self._fetch(remote, wanted, self._incoming / f"{key}.part", on_bytes)
+            finally:
+                self._received.pop(key, None)
 
         return await self._runs.run(key, fetch, on_progress)
 

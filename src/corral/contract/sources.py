@@ -12,8 +12,11 @@ from pathlib import PurePosixPath
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
+from msgspec import structs
+
 from corral.contract.codec import Message, always
 from corral.kit.errors import Invalid
+from corral.kit.redact import remove_logins
 
 OCI = "oci"  # uri: an image reference without a scheme; digest: of the index or manifest the tag pointed to
 HTTP = "http"  # uri: an http(s) URL of an archive; digest: sha256 of the file, when known
@@ -218,6 +221,14 @@ def file_name(uri: str) -> str:
     if not name or not is_safe_path(name):
         raise Invalid(f"{uri[:200]!r} does not end in a file's name")
     return name
+
+
+def public_source(source: Source) -> Source:
+    """The source as workers receive it: logins in its URLs stay on the controller."""
+    if source.kind not in (HTTP, PYPI):
+        return source
+    wheels = tuple(structs.replace(wheel, url=remove_logins(wheel.url)) for wheel in source.wheels)
+    return structs.replace(source, uri=remove_logins(source.uri), wheels=wheels)
 
 
 def github_url(text: str, base: str = RAW_GITHUB) -> str:

@@ -123,6 +123,7 @@ async def serve(
             backends,
             models,
             fetches,
+            files.artifacts,
             staging,
             replicas,
             planner,

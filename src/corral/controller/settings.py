@@ -421,6 +421,12 @@ class FileSettings:
         check=positive,
         advanced=True,
     )
+    artifacts_limit_bytes: int = setting(
+        "disk space for layers, archives and wheels of backends that workers fetch through the controller; the ones "
+        "not requested for longest are deleted, those in use are not",
+        default=20 << 30,
+        check=lambda value: None if value >= 0 else "must not be negative",
+    )
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,11 @@ def redact_urls(text: str) -> str:
     return _USERINFO.sub(_STARS, text) if "@" in text else text
 
 
+def remove_logins(text: str) -> str:
+    """The URLs without user and password, as a machine may use them that must not know the login."""
+    return _USERINFO.sub("", text) if "@" in text else text
+
+
 def redact_url_bytes(body: bytes) -> bytes:
     return _USERINFO_BYTES.sub(_STARS.encode(), body) if b"@" in body else body
 

@@ -38,6 +38,7 @@ from corral.worker.agent.orders.subscriptions import OrderSubscriptions
 from corral.worker.files.blob_exchange import Announce, PeerExchange
 from corral.worker.files.cleanup import CleanupPolicy
 from corral.worker.files.fleet_blobs import FleetBlobs
+from corral.worker.files.fleet_sources import Ask, FleetSources
 from corral.worker.files.model_files import WorkerFiles
 from corral.worker.files.served_blobs import ServedBlobs
 from corral.worker.ingress.replicas import ReplicaRelay
@@ -59,6 +60,7 @@ class Cluster:
     trust: ssl.SSLContext | None
     fresh_blob_token: Callable[[], Awaitable[str]]
     announce_blobs: Announce
+    ask_artifacts: Ask
     served: ServedBlobs
     on_revoked: Callable[[str, int], None]
 
@@ -103,12 +105,22 @@ async def open_backends(
     outcomes.load()
     publisher = EventPublisher()
     async with (
-        _open_sources(settings, report().platform, clock, env) as sources,
-        _open_files(settings, supervisor, cluster, clock, metrics) as (files, exchange),
+        _open_fleet(settings, cluster, clock, metrics) as (fleet, exchange),
+        _open_sources(settings, report().platform, fleet, cluster, clock, env) as sources,
         _make_resolver(settings, sources, report, clock, env) as resolver,
         OrderRunner(outcomes, publisher.publish_outcome, metrics=metrics, on_change=wake.set) as runner,
         background(sources.store.run(clock)),
     ):
+        files = WorkerFiles(
+            settings.node.models_dir,
+            fleet,
+            clock,
+            nearby=settings.install.nearby_blobs,
+            in_use=supervisor.model_files,
+            cleanup=CleanupPolicy(unused_s=settings.install.keep_unused_files_s),
+        )
+        if (store := files.find_store()) is not None:
+            cluster.served.add_store(store)
         libraries = SystemLibraries(PackageManager(settings.install.install_system_packages, env=env, clock=clock))
         installer = Installer(
             Contents(sources),
@@ -161,23 +173,9 @@ async def _current_folders(installer: Installer) -> frozenset[str]:
 
 
 @contextlib.asynccontextmanager
-async def _open_sources(
-    settings: WorkerSettings, platform: str, clock: Clock, env: Mapping[str, str]
-) -> AsyncIterator[SourceContext]:
-    async with open_session(HttpTimeouts(stall_s=settings.install.download_stall_s)) as session:
-        registry = RegistryClient(
-            session,
-            credentials=DockerConfig(env),
-            settings=RegistrySettings(insecure=frozenset(settings.install.insecure_registries)),
-        )
-        store = BlobStore(settings.node.data / "blobs", Fetcher(clock=clock))
-        yield SourceContext(store, session, registry, platform)
-
-
-@contextlib.asynccontextmanager
-async def _open_files(
-    settings: WorkerSettings, supervisor: Supervisor, cluster: Cluster, clock: Clock, metrics: WorkerMetrics
-) -> AsyncIterator[tuple[WorkerFiles, PeerExchange]]:
+async def _open_fleet(
+    settings: WorkerSettings, cluster: Cluster, clock: Clock, metrics: WorkerMetrics
+) -> AsyncIterator[tuple[FleetBlobs, PeerExchange]]:
     times = HttpTimeouts(stall_s=settings.install.download_stall_s)
     max_download = RateLimit(settings.install.max_download, clock)
 
@@ -195,18 +193,35 @@ async def _open_files(
             clock=clock,
             on_received=on_received,
         )
-        files = WorkerFiles(
-            settings.node.models_dir,
-            fleet,
-            clock,
-            nearby=settings.install.nearby_blobs,
-            in_use=supervisor.model_files,
-            cleanup=CleanupPolicy(unused_s=settings.install.keep_unused_files_s),
-        )
-        if (store := files.find_store()) is not None:
-            cluster.served.add_store(store)
         async with background(exchange.run()):
-            yield files, exchange
+            yield fleet, exchange
+
+
+@contextlib.asynccontextmanager
+async def _open_sources(
+    settings: WorkerSettings,
+    platform: str,
+    fleet: FleetBlobs,
+    cluster: Cluster,
+    clock: Clock,
+    env: Mapping[str, str],
+) -> AsyncIterator[SourceContext]:
+    nearby = settings.install.nearby_blobs  # the folder of finished blobs; artifacts lie beside it
+    async with open_session(HttpTimeouts(stall_s=settings.install.download_stall_s)) as session:
+        registries = RegistrySettings(insecure=frozenset(settings.install.insecure_registries))
+        yield SourceContext(
+            BlobStore(settings.node.data / "blobs", Fetcher(clock=clock)),
+            session,
+            RegistryClient(session, credentials=DockerConfig(env), settings=registries),
+            platform,
+            provider=FleetSources(
+                cluster.ask_artifacts,
+                fleet,
+                clock,
+                nearby=nearby.parent / "artifacts" / nearby.name if nearby is not None else None,
+            ),
+            anonymous_registry=RegistryClient(session, settings=registries),
+        )
 
 
 def _make_resolver(

@@ -16,13 +16,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from corral.blobs.serving.growing_file import GrowingFile
 from corral.blobs.serving.server import BlobListener, Refusal, ServingLimits
 from corral.blobs.store import BlobStore
-from corral.blobs.transfer.fetcher import Fetcher
+from corral.blobs.transfer.fetcher import Fetcher, FetchLimits
 from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.blobs.transfer.remote import UrlRemote, open_session
 from corral.kit.certificates import Ca, make_ca
-from corral.kit.errors import Denied, NotFound
+from corral.kit.errors import CorralError, Denied, NotFound
+from tests.support.blob_server import BlobServer
 from tests.support.waiting import DEADLINE_S, until
 
 CONTENT = os.urandom(3_000_000)
@@ -51,11 +53,18 @@ class Site:
         return UrlRemote(self.session, f"{self.url}/blobs/{digest}", SHOWN)
 
 
+def growing_in(store: BlobStore, digest: str) -> GrowingFile | None:
+    incoming = store.find_incoming(digest)
+    if incoming is None or not incoming.size:
+        return None
+    return GrowingFile(incoming.path, incoming.size, lambda: store.find_incoming(digest) is not None)
+
+
 @asynccontextmanager
 async def serving(
     folder: Path, *, limits: ServingLimits | None = None, tls: ssl.SSLContext | None = None, trust: str = ""
 ) -> AsyncIterator[Site]:
-    store = BlobStore(folder / "blobs")
+    store = BlobStore(folder / "blobs", Fetcher(FetchLimits(tries=2, first_wait_s=0.01)))
     store.path(DIGEST).write_bytes(CONTENT)
     context = ssl.create_default_context(cadata=trust) if trust else None
 
@@ -64,7 +73,9 @@ async def serving(
         return blob.path if blob is not None else None
 
     async with (
-        BlobListener(find, check, tls=lambda: tls, limits=limits) as listener,
+        BlobListener(
+            find, check, find_growing=lambda digest: growing_in(store, digest), tls=lambda: tls, limits=limits
+        ) as listener,
         open_session(trust=context, inside=True) as session,
     ):
         port = await listener.listen("127.0.0.1", 0)
@@ -222,3 +233,78 @@ async def test_leaving_cuts_those_who_read_slowly(tmp_path: Path, secure: bool) 
     writer.close()
     with contextlib.suppress(ConnectionError, ssl.SSLError):
         await writer.wait_closed()
+
+
+# A blob that is still being fetched
+
+NEW = os.urandom(2_000_000)
+NEW_DIGEST = "sha256:" + hashlib.sha256(NEW).hexdigest()
+
+
+async def read_all(site: Site, **headers: str) -> tuple[int, bytes]:
+    page = UrlRemote(site.session, f"{site.url}/blobs/{NEW_DIGEST}", SHOWN)
+    async with page.open(headers) as answer:
+        return answer.status, await answer.read()
+
+
+@asynccontextmanager
+async def half_fetched(site: Site) -> AsyncIterator[tuple[BlobServer, asyncio.Task[object]]]:
+    """The site has begun to fetch, and about half of the bytes are there."""
+    async with BlobServer() as origin:
+        page = UrlRemote(site.session, origin.put("/new", NEW))
+        origin.hold_after = 1_000_000
+        fetching = asyncio.create_task(site.store.obtain(page, ExpectedBlob(NEW_DIGEST, len(NEW))))
+        await until(lambda: (here := site.store.find_incoming(NEW_DIGEST)) is not None and here.have >= 1_000_000)
+        try:
+            yield origin, fetching
+        finally:
+            fetching.cancel()
+            await asyncio.wait([fetching])
+
+
+async def test_a_blob_is_sent_while_it_is_fetched(site: Site) -> None:
+    async with half_fetched(site) as (origin, fetching):
+        whole = asyncio.create_task(read_all(site))
+        part = asyncio.create_task(read_all(site, Range="bytes=1500000-1600000"))
+        tail = asyncio.create_task(read_all(site, Range="bytes=-1000"))
+        assert (await read_all(site, Range="bytes=100-199")) == (206, NEW[100:200])  # that is there already
+        origin.pause.set()
+        assert await whole == (200, NEW)
+        assert await part == (206, NEW[1_500_000:1_600_001])
+        assert await tail == (206, NEW[-1000:])
+        await fetching
+
+
+async def test_readers_are_cut_off_when_the_fetch_is_given_up(site: Site) -> None:
+    async with half_fetched(site) as (_origin, fetching), site.page(NEW_DIGEST).open({}) as answer:
+        await answer.content.readexactly(100_000)
+        fetching.cancel()
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.read()
+    with pytest.raises(NotFound):
+        await Fetcher().fetch(site.page(NEW_DIGEST), site.store.folder / "x", ExpectedBlob(NEW_DIGEST))
+
+
+async def test_a_reader_of_wrong_bytes_notices(site: Site, tmp_path: Path) -> None:
+    """The bytes are sent before they are verified: it is the reader who must not believe them."""
+    async with BlobServer() as origin:
+        page = UrlRemote(site.session, origin.put("/new", NEW[:-1] + b"x"))
+        origin.hold_after = 1_000_000
+        fetching = asyncio.create_task(site.store.obtain(page, ExpectedBlob(NEW_DIGEST, len(NEW))))
+        await until(lambda: (here := site.store.find_incoming(NEW_DIGEST)) is not None and here.have >= 1_000_000)
+        fetcher = Fetcher(FetchLimits(tries=2, first_wait_s=0.01))
+        reading = asyncio.create_task(fetcher.fetch(site.page(NEW_DIGEST), tmp_path / "got", ExpectedBlob(NEW_DIGEST)))
+        await until(lambda: (tmp_path / "got").is_file() and (tmp_path / "got").stat().st_size > 500_000)
+        origin.pause.set()
+        for failing in (fetching, reading):
+            with pytest.raises(CorralError):
+                await failing
+
+
+async def test_a_blob_that_grows_is_sent_over_tls(tmp_path: Path) -> None:
+    tls, ca = certified(tmp_path)
+    async with serving(tmp_path, tls=tls, trust=ca) as site, half_fetched(site) as (origin, fetching):
+        reading = asyncio.create_task(read_all(site))
+        origin.pause.set()
+        assert await reading == (200, NEW)
+        await fetching

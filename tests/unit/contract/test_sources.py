@@ -19,6 +19,7 @@ from corral.contract.sources import (
     parse_reference,
     parse_requirement,
     parse_uri,
+    public_source,
 )
 from corral.kit.errors import Invalid
 
@@ -150,3 +151,12 @@ def test_a_variant_in_an_index_does_not_matter() -> None:
     assert arm.digest == "d2"
     assert index.find("linux/arm") is None
     assert index.find("darwin/arm64") is None
+
+
+def test_workers_get_no_logins() -> None:
+    login = "https://ann:s3cret@files.example/x?y=1"
+    wheel = Wheel("a-1-py3-none-any.whl", "https://t0ken@index.example/a.whl", "0" * 64)
+    assert public_source(Source("http", login)).uri == "https://files.example/x?y=1"
+    assert public_source(Source("pypi", "a==1", wheels=(wheel,))).wheels[0].url == "https://index.example/a.whl"
+    image = Source("oci", "host/x@sha256:" + "0" * 64)
+    assert public_source(image) == image

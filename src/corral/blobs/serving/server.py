@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
+from corral.blobs.serving.growing_file import GrowingFile, send_growing
 from corral.blobs.serving.http_request import (
     END_OF_HEAD,
     ByteRange,
@@ -107,6 +109,7 @@ class ServingLimits:
 
 
 Find = Callable[[str], Path | None]  # by digest
+FindGrowing = Callable[[str], GrowingFile | None]  # by digest: a blob that is being fetched
 Check = Callable[[str], Refusal | None]  # given the Authorization header
 HasEnded = Callable[[str], bool]  # given the Authorization header of an authorized reader
 IsExpected = Callable[[str], bool]  # whether a missing blob is being fetched, by digest
@@ -121,6 +124,10 @@ def _no_chunk_list(digest: str) -> bytes:
     raise NotFound(f"no chunk list of {digest} is served here")
 
 
+def _nothing_grows(_digest: str) -> GrowingFile | None:
+    return None
+
+
 class BlobListener:
     """`async with BlobListener(find, check) as listener: port = await listener.listen(host, port)`."""
 
@@ -130,6 +137,7 @@ class BlobListener:
         check: Check,
         *,
         has_ended: HasEnded = _never,
+        find_growing: FindGrowing = _nothing_grows,
         is_expected: IsExpected = _never,
         list_chunks: ListChunks = _no_chunk_list,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
@@ -140,6 +148,7 @@ class BlobListener:
         self._find = find
         self._check = check
         self._has_ended = has_ended
+        self._find_growing = find_growing
         self._is_expected = is_expected
         self._list_chunks = list_chunks
         self._tls = tls
@@ -282,20 +291,19 @@ class BlobListener:
             return self._refuse(connection, refusal, keep_alive=False)
         with self._lock:
             self._unauthenticated.remove(connection)
-        path = self._find(head.digest) if head.digest else None
-        try:
-            file = path.open("rb") if path is not None else None
-        except FileNotFoundError:
-            file = None
+        file, growing = self._open_blob(head.digest) if head.digest else (None, None)
         if file is None and head.digest and self._is_expected(head.digest):
             return self._send_busy(connection, head)
         if file is None:
             what = f"the blob {head.digest} is not stored here" if head.digest else "the only path is /blobs/sha256:…"
             return self._refuse(connection, Refusal(404, what), keep_alive=head.keep_alive)
         with file:
+            if head.is_chunk_list and growing is not None:
+                why = f"the blob {head.digest} is still being fetched: it has no chunk list yet"
+                return self._refuse(connection, Refusal(404, why), keep_alive=head.keep_alive)
             if head.is_chunk_list:
                 return self._send_chunk_list(connection, head)
-            return self._send_blob(connection, head, file.fileno(), peer)
+            return self._send_blob(connection, head, file.fileno(), growing, peer)
 
     def _send_busy(self, connection: socket.socket, head: RequestHead) -> bool:
         connection.sendall(_head(503, {"Retry-After": str(self._limits.busy_retry_s)}, 0, keep_alive=head.keep_alive))
@@ -314,8 +322,21 @@ class BlobListener:
             connection.sendall(body)
         return True
 
-    def _send_blob(self, connection: socket.socket, head: RequestHead, descriptor: int, peer: str) -> bool:
-        etag, size = f'"{head.digest}"', os.fstat(descriptor).st_size
+    def _open_blob(self, digest: str) -> tuple[BinaryIO | None, GrowingFile | None]:
+        """The finished file, or one that is being fetched. Looks twice: a download may end in between."""
+        for _ in range(2):
+            growing = None
+            if (path := self._find(digest)) is None and (growing := self._find_growing(digest)) is not None:
+                path = growing.path
+            with contextlib.suppress(FileNotFoundError):
+                if path is not None:
+                    return path.open("rb"), growing
+        return None, None
+
+    def _send_blob(
+        self, connection: socket.socket, head: RequestHead, descriptor: int, growing: GrowingFile | None, peer: str
+    ) -> bool:
+        etag, size = f'"{head.digest}"', growing.size if growing is not None else os.fstat(descriptor).st_size
         part = choose_range(head.headers.get("range", ""), size, condition=head.headers.get("if-range", ""), etag=etag)
         if isinstance(part, RangeNotSatisfiable):
             extra = {"Content-Range": f"bytes */{part.size}"}
@@ -331,7 +352,12 @@ class BlobListener:
         sent = 0
         try:
             authorization = head.headers.get("authorization", "")
-            for step in _send_part(connection, descriptor, part):
+            steps = (
+                _send_part(connection, descriptor, part)
+                if growing is None
+                else send_growing(connection, descriptor, part, growing, lambda: self._closing)
+            )
+            for step in steps:
                 sent += step
                 if self._has_ended(authorization):
                     log.info("blob reader lost its authorization", peer=peer, digest=head.digest)

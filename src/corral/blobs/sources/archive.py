@@ -11,6 +11,7 @@ from corral.blobs.digests import hash_file
 from corral.blobs.errors import from_os
 from corral.blobs.progress import OnProgress, PartsProgress, Progress
 from corral.blobs.sources.context import (
+    ProvidedSource,
     SourceContext,
     check_expected,
     count_in_thread,
@@ -25,8 +26,13 @@ from corral.kit.errors import NotFound
 from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
 
 
-async def open_url(context: SourceContext, source: Source, on_progress: OnProgress) -> ArchiveContent:
+async def open_url(
+    context: SourceContext, source: Source, on_progress: OnProgress, provided: ProvidedSource | None = None
+) -> ArchiveContent:
     page = UrlRemote(context.session, source.uri)
+    wanted = ExpectedBlob(source.digest, source.size)
+    if provided is not None and provided.blobs:  # the controller may know the digest of an archive that states none
+        wanted = ExpectedBlob(provided.blobs[0].digest, provided.blobs[0].size)
     tally = PartsProgress(Phase.DOWNLOADING, on_progress, time.monotonic, total_bytes=source.size)
 
     def watch(progress: Progress) -> None:
@@ -35,7 +41,7 @@ async def open_url(context: SourceContext, source: Source, on_progress: OnProgre
         step(progress)
 
     step = report_into(tally, page.name)
-    blob = await context.store.obtain(page, ExpectedBlob(source.digest, source.size), watch)
+    blob = await context.obtain(provided, page, wanted, watch, name=page.name)
     on_progress(Progress(Phase.VERIFYING, page.name, blob.size, blob.size))  # it was hashed while it was fetched
     return ArchiveContent(context, blob.path, page.name, blob.digest, (blob.digest,))
 

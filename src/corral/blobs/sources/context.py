@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -18,11 +18,54 @@ from corral.blobs.errors import WrongDigest
 from corral.blobs.oci.registry import RegistryClient
 from corral.blobs.progress import OnProgress, PartsProgress, Progress
 from corral.blobs.sources.python_environment import WheelTools
-from corral.blobs.store import BlobStore
+from corral.blobs.store import Blob, BlobStore
+from corral.blobs.transfer.partial_file import ExpectedBlob
+from corral.blobs.transfer.remote import Remote
+from corral.contract.sources import Source
+from corral.kit.errors import CorralError
 from corral.kit.tasks import flatten_errors
 
 UNPACKED_ESTIMATE = 2  # times the packed size: refuses what cannot fit, accepts what can
 REPORT_EVERY_S = 0.1
+
+
+@dataclass(frozen=True)
+class ProvidedBlob:
+    digest: str
+    size: int = 0  # 0: unknown
+
+
+class ProvidedSource(Protocol):
+    """A source whose blobs the fleet provides."""
+
+    @property
+    def digest(self) -> str:
+        """The digest that inventories report."""
+
+    @property
+    def content_digest(self) -> str: ...
+
+    @property
+    def blobs(self) -> tuple[ProvidedBlob, ...]:
+        """Layers in their order, an archive, or wheels."""
+
+    async def obtain(
+        self, store: BlobStore, wanted: ExpectedBlob, on_progress: OnProgress, *, name: str
+    ) -> Blob | None:
+        """None: the fleet cannot provide it, and only the origin is left. Raises NoSpace."""
+
+    @property
+    def refusal(self) -> str:
+        """Why the fleet could not provide a blob; empty if it could provide all."""
+
+
+class SourceProvider(Protocol):
+    """Provides sources from the fleet, so that each artifact comes once from its origin."""
+
+    def open(
+        self, source: Source, platform: str, on_progress: OnProgress
+    ) -> contextlib.AbstractAsyncContextManager[ProvidedSource | None]:
+        """None: the fleet does not know this source."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +78,41 @@ class SourceContext:
     space: DiskSpace = field(default_factory=DiskSpace)
     wheel_tools: WheelTools = field(default_factory=WheelTools)
     parallel: int = 3  # transfers of one source at once
+    provider: SourceProvider | None = None  # None: every source is fetched from its origin
+    # For the origins of sources that the fleet knows but cannot provide. Logins for them stay on the controller.
+    anonymous_registry: RegistryClient | None = None
+
+    async def obtain(
+        self,
+        provided: ProvidedSource | None,
+        remote: Remote,
+        wanted: ExpectedBlob,
+        on_progress: OnProgress,
+        *,
+        name: str,
+    ) -> Blob:
+        """The blob from the fleet, else from its origin. Raises what fetching from the origin raises."""
+        if provided is None:
+            return await self.store.obtain(remote, wanted, on_progress)
+        if (blob := await provided.obtain(self.store, wanted, on_progress, name=name)) is not None:
+            return blob
+        with name_refusal(provided):
+            return await self.store.obtain(remote, wanted, on_progress)
+
+    def registry_for(self, provided: ProvidedSource | None) -> RegistryClient:
+        return self.anonymous_registry if provided is not None and self.anonymous_registry else self.registry
+
+
+@contextlib.contextmanager
+def name_refusal(provided: ProvidedSource | None) -> Iterator[None]:
+    """Around an access to the origin of a source that the fleet could not provide: an error names both reasons."""
+    try:
+        yield
+    except CorralError as error:
+        if provided is not None and provided.refusal:
+            error.message = f"{error.message}; through the controller: {provided.refusal}"
+            error.args = (error.message,)
+        raise
 
 
 class Content(Protocol):

@@ -17,8 +17,10 @@ from corral.blobs.oci.documents import Descriptor
 from corral.blobs.oci.registry import Image
 from corral.blobs.progress import OnProgress, PartsProgress, Progress
 from corral.blobs.sources.context import (
+    ProvidedSource,
     SourceContext,
     count_in_thread,
+    name_refusal,
     report_into,
     require_unpack_space,
     unwrapped_task_group,
@@ -30,20 +32,27 @@ from corral.contract.sources import Source, parse_reference
 from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
 
 
-async def open_image(context: SourceContext, source: Source, on_progress: OnProgress) -> ImageContent:
+async def open_image(
+    context: SourceContext, source: Source, on_progress: OnProgress, provided: ProvidedSource | None = None
+) -> ImageContent:
     on_progress(Progress(Phase.RESOLVING, source.uri))
+    parsed = parse_reference(source.uri)
+    if provided is not None and provided.blobs:
+        layers = tuple(Descriptor(blob.digest, blob.size) for blob in provided.blobs)
+        return ImageContent(context, Image(parsed, provided.digest, provided.content_digest, layers, ()), provided)
     reference = source.uri
     if source.digest:  # the order names the digest: the tag may point to another image by now
-        parsed = parse_reference(source.uri)
         reference = f"{parsed.host}/{parsed.repository}@{source.digest}"
-    image = await context.registry.resolve(reference, source.platform or context.platform)
-    return ImageContent(context, image)
+    with name_refusal(provided):
+        image = await context.registry_for(provided).resolve(reference, source.platform or context.platform)
+    return ImageContent(context, image, provided)
 
 
 @dataclass(frozen=True)
 class ImageContent:
     context: SourceContext
     image: Image
+    provided: ProvidedSource | None = None
 
     @property
     def digest(self) -> str:
@@ -75,9 +84,13 @@ class ImageContent:
     async def _fetch(self, layer: Descriptor, turn: asyncio.Semaphore, tally: PartsProgress) -> Blob:
         async with turn:
             part = layer.digest[:19]
-            remote = self.context.registry.layer(self.image, layer)
-            blob = await self.context.store.obtain(
-                remote, ExpectedBlob(layer.digest, layer.size), report_into(tally, part)
+            remote = self.context.registry_for(self.provided).layer(self.image, layer)
+            blob = await self.context.obtain(
+                self.provided,
+                remote,
+                ExpectedBlob(layer.digest, layer.size),
+                report_into(tally, part),
+                name=part,
             )
             tally.at(part, blob.size)
             return blob

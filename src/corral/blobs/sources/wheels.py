@@ -10,7 +10,13 @@ from pathlib import Path
 
 from corral.blobs.digests import PREFIX, digest_of_parts
 from corral.blobs.progress import OnProgress, PartsProgress, Progress
-from corral.blobs.sources.context import SourceContext, report_into, require_unpack_space, unwrapped_task_group
+from corral.blobs.sources.context import (
+    ProvidedSource,
+    SourceContext,
+    report_into,
+    require_unpack_space,
+    unwrapped_task_group,
+)
 from corral.blobs.sources.python_environment import (
     build_environment,
     check_wheels,
@@ -26,19 +32,22 @@ from corral.contract.sources import Source, Wheel
 _REPORT_EVERY_S = 0.5
 
 
-async def open_wheels(context: SourceContext, source: Source, on_progress: OnProgress) -> WheelsContent:
+async def open_wheels(
+    context: SourceContext, source: Source, on_progress: OnProgress, provided: ProvidedSource | None = None
+) -> WheelsContent:
     on_progress(Progress(Phase.RESOLVING, source.uri))
     check_wheels(source.wheels)
     await find_python(
         source.python, context.wheel_tools
     )  # before gigabytes are fetched for a Python that is not installed
-    return WheelsContent(context, source)
+    return WheelsContent(context, source, provided)
 
 
 @dataclass(frozen=True)
 class WheelsContent:
     context: SourceContext
     source: Source
+    provided: ProvidedSource | None = None
 
     @property
     def digest(self) -> str:
@@ -86,8 +95,9 @@ class WheelsContent:
     async def _fetch(self, wheel: Wheel, turn: asyncio.Semaphore, tally: PartsProgress) -> Path:
         async with turn:
             wanted = ExpectedBlob(PREFIX + wheel.sha256, wheel.size)
-            blob = await self.context.store.obtain(
-                UrlRemote(self.context.session, wheel.url), wanted, report_into(tally, wheel.name)
+            remote = UrlRemote(self.context.session, wheel.url)
+            blob = await self.context.obtain(
+                self.provided, remote, wanted, report_into(tally, wheel.name), name=wheel.name
             )
             tally.at(wheel.name, blob.size)
             return blob.path

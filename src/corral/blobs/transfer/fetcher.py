@@ -6,6 +6,7 @@ fetch and from where.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -148,8 +149,11 @@ class Fetcher:
         held, checked, flushed_s = 0, partial.have, time.monotonic()
         try:
             while True:
-                async with translate_errors(partial.name):
-                    piece = await response.content.readany()
+                piece = await _read_piece(response, partial.name, FLUSH_S if waiting else None)
+                if piece is None:
+                    block, waiting, held, flushed_s = waiting, [], 0, time.monotonic()
+                    await run_uncancelled(partial.write, block)
+                    continue
                 if not piece:
                     return
                 partial.check_size(partial.have + held + len(piece), self._limits.max_bytes)
@@ -169,6 +173,16 @@ class Fetcher:
         finally:
             # After a broken connection or a cancellation, keep the received bytes: they are less than two blocks.
             partial.write(waiting)
+
+
+async def _read_piece(response: aiohttp.ClientResponse, name: str, timeout_s: float | None) -> bytes | None:
+    """The next bytes; empty at the end, None when none came in time: what waits is then written, for a crash loses it
+    and others may read the file while it grows."""
+    try:
+        async with asyncio.timeout(timeout_s), translate_errors(name):
+            return await response.content.readany()
+    except TimeoutError:  # aiohttp's own is translated
+        return None
 
 
 def _resume_info(headers: Mapping[str, str]) -> ResumeInfo:

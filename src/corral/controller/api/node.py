@@ -8,10 +8,12 @@ import msgspec
 from litestar import Controller, Request, Response, delete, get, post
 
 from corral.contract.codec import Message, Undecodable, decode, encode
+from corral.contract.messages.artifacts import ArtifactRequest
 from corral.contract.messages.blobs import AnnounceBlobs
 from corral.contract.messages.nodes import HttpHeartbeat, RegisterNode
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import bearer_of, seen_from
+from corral.controller.artifacts.service import Artifacts
 from corral.controller.files.swarm.blob_peers import BlobPeers
 from corral.controller.registry.admission import NodeApi, NodeCaller
 from corral.controller.replicas.listing import ReplicaListing
@@ -73,6 +75,17 @@ class NodeApiRoutes(Controller):
     async def leave(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> dict[str, str]:
         await node_api.deregister(node_id, await _caller(request, access))
         return {"message": "node set to offline"}
+
+    @post(
+        "/{node_id:str}/artifacts",
+        summary="List the blobs of a source that the calling worker was ordered to install, and fetch missing ones",
+        status_code=200,
+    )
+    async def artifacts(
+        self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access, artifacts: Artifacts
+    ) -> Response[bytes]:
+        await node_api.authenticate(node_id, await _caller(request, access))
+        return _json(await artifacts.offer(node_id, await _body(request, ArtifactRequest)))
 
     @post("/{node_id:str}/blobs", summary="Announce blobs, and ask which workers have the wanted ones", status_code=200)
     async def blobs(

@@ -39,6 +39,7 @@ from corral.contract.messages.backends import (
     VerifyBackend,
     VerifyReply,
 )
+from corral.contract.sources import public_source
 from corral.controller.orders.observations import (
     InventoryRead,
     Observation,
@@ -56,6 +57,7 @@ from corral.controller.settings import BackendSettings
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, Invalid, OutcomeUnknown, Unreachable
 from corral.kit.log import get_log
+from corral.kit.redact import remove_logins
 from corral.kit.tasks import BackgroundTasks
 from corral.store.records import BackendRequest, OrderKind
 
@@ -192,7 +194,8 @@ class BackendCalls:
             if not galleries:
                 raise Invalid(NO_GALLERY_FOR_LOCALAI)
             return fields | {"backend_galleries": msgspec.json.encode(list(galleries)).decode()}
-        fields |= _acceptance(order)
+        # Logins in URLs stay here: the worker fetches through the controller what needs them.
+        fields |= _acceptance(order) | {"uri": remove_logins(request.uri)}
         if build is not None:
             fields |= {
                 "alias": request.alias or build.alias,
@@ -200,7 +203,7 @@ class BackendCalls:
                 "digest": build.digest,
                 "version": build.version,
                 "gallery_url": build.gallery_url,
-                "sources": build.sources,
+                "sources": tuple(map(public_source, build.sources)),
                 "manifest": build.manifest,
             }
         return fields

@@ -15,6 +15,7 @@ from corral.blobs.store import BlobStore
 from corral.blobs.transfer.fetcher import Fetcher
 from corral.blobs.transfer.remote import HttpTimeouts, open_session
 from corral.blobs.upload import Uploads
+from corral.controller.artifacts.service import Artifacts
 from corral.controller.files.blob_listener import ControllerBlobUrls, open_blob_listener
 from corral.controller.files.fetches import FetchPace
 from corral.controller.files.file_resolver import FileResolver, ResolverSettings
@@ -28,6 +29,7 @@ from corral.controller.files.swarm.blob_peers import BlobPeers
 from corral.controller.files.swarm.blob_tracker import BlobTracker
 from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.access import Trust
+from corral.controller.wiring.artifacts import make_artifacts
 from corral.controller.wiring.runtime import Part, Runtime
 from corral.gallery.pypi.find_locker import find_locker
 from corral.gallery.pypi.pip import own_platform, own_python
@@ -37,6 +39,7 @@ from corral.gallery.pypi.wheel_sizes import WheelSizes
 @dataclass(frozen=True)
 class OpenedFiles:
     files: ModelFiles
+    artifacts: Artifacts
     sizes: FileSizes
     session: aiohttp.ClientSession  # for the hub and other servers
     hub: HubSettings
@@ -59,16 +62,15 @@ async def open_model_files(
     # Users may put model files beside the definitions.
     own = (settings.models.models_folder or data / "models").expanduser()
     async with open_session(HttpTimeouts(stall_s=settings.files.download_stall_s)) as session:
-        blobs = BlobStore((settings.files.blobs or data / "blobs").expanduser(), Fetcher(clock=clock))
+        folder = (settings.files.blobs or data / "blobs").expanduser()
+        blobs = BlobStore(folder, Fetcher(clock=clock))
+        registry = RegistryClient(session, credentials=DockerConfig(env), settings=registries, clock=clock)
         locker = find_locker(env, cache_folder=data / "cache" / "uv", alone=True)
         resolver_settings = _resolver_settings(settings, own)
         resolver = FileResolver(
             session,
             Packages(session, locker, WheelSizes(session), platform=own_platform(), python=own_python()),
-            Images(
-                RegistryClient(session, credentials=DockerConfig(env), settings=registries, clock=clock),
-                platform=own_platform(),
-            ),
+            Images(registry, platform=own_platform()),
             resolver_settings,
         )
         blob_urls = ControllerBlobUrls(
@@ -90,20 +92,30 @@ async def open_model_files(
             retention=retention,
         )
         missing = MissingBlobs(files.refetch)
+        artifacts = make_artifacts(settings.files, folder, store, session, registry, files.sources_for, clock)
         async with open_blob_listener(
-            settings.files, blobs, tokens.public_key, clock, active, is_expected=missing.is_expected
+            settings.files,
+            blobs,
+            tokens.public_key,
+            clock,
+            active,
+            is_expected=lambda digest: artifacts.fetches.is_expected(digest) or missing.is_expected(digest),
+            find_more=artifacts.cache.find,
+            find_growing=artifacts.find_growing,
+            list_chunks=lambda digest: (artifacts.blobs if artifacts.blobs.find(digest) else blobs).chunk_list(digest),
         ) as url:
             blob_urls.own = url
             peers = BlobPeers(BlobTracker(), tokens, active, runtime.bus, clock, ca_pem=trust.ca_pem)
             yield OpenedFiles(
                 files,
+                artifacts.artifacts,
                 FileSizes(own, resolver_settings.folders),
                 session,
                 resolver_settings.hub,
                 Uploads(blobs, max_bytes=settings.files.upload_limit_bytes),
                 url,
                 peers,
-                (files, blob_urls, missing, peers),
+                (files, blob_urls, missing, peers, *artifacts.parts),
             )
 
 

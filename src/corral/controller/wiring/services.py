@@ -8,6 +8,7 @@ from corral.blobs.upload import Uploads
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.api.metrics import ControllerMetrics
 from corral.controller.api.overview import Overview
+from corral.controller.artifacts.service import Artifacts
 from corral.controller.backends.galleries import Galleries
 from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.files.fetches import Fetches
@@ -38,6 +39,7 @@ def api_services(
     backends: Backends,
     models: ModelParts,
     fetches: Fetches,
+    artifacts: Artifacts,
     staging: Staging,
     replicas: Replicas,
     planner: InstallPlanner,
@@ -76,6 +78,7 @@ def api_services(
         "preparing": backends.resolver,
         "models": models.models,
         "fetches": fetches,
+        "artifacts": artifacts,
         "planner": planner,
         "uploads": uploads,
         "stages": staging.stages,

@@ -15,6 +15,7 @@ import msgspec
 
 from corral import __version__
 from corral.contract.codec import Message, Undecodable, always, decode, encode
+from corral.contract.messages.artifacts import ArtifactOffer, ArtifactRequest
 from corral.contract.messages.blobs import AnnounceBlobs, BlobHints
 from corral.contract.messages.nodes import HeartbeatReceived, HttpHeartbeat, NodeRegistered, RegisterNode
 from corral.kit.errors import CorralError
@@ -71,6 +72,9 @@ class ControllerApi:
 
     async def announce_blobs(self, node_id: str, token: str, announced: AnnounceBlobs) -> BlobHints:
         return await self._post(f"/api/node/{node_id}/blobs", token, announced, BlobHints)
+
+    async def artifacts(self, node_id: str, token: str, request: ArtifactRequest) -> ArtifactOffer:
+        return await self._post(f"/api/node/{node_id}/artifacts", token, request, ArtifactOffer)
 
     async def drain(self, node_id: str, token: str) -> None:
         await self._send("POST", f"/api/node/{node_id}/drain", token, None)

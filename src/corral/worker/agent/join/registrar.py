@@ -11,9 +11,11 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
+from corral.contract.messages.artifacts import ArtifactOffer, ArtifactRequest
 from corral.contract.messages.nodes import NodeRegistered, NodeStatus, RegisterNode
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
+from corral.kit.errors import Denied, NotFound, Unreachable
 from corral.kit.log import get_log
 from corral.worker.agent.controller import ControllerApi, ControllerUnreachable, ErrorResponse
 from corral.worker.agent.join.identity import IdentityFile, another_name
@@ -127,6 +129,21 @@ class Registrar:
             reply = await self._api.register(self._body(self._join_token))
         await self._remember(reply)
         return reply
+
+    async def ask_artifacts(self, request: ArtifactRequest) -> ArtifactOffer:
+        """The blobs of a source of an order. Raises NotFound (the controller does not know the source, or has no such
+        call), Unreachable, Denied."""
+        known = self._identity.current
+        if not known.node_token:
+            raise NotFound("a LocalAI controller provides no artifacts")
+        try:
+            return await self._api.artifacts(known.node_id, known.node_token, request)
+        except ControllerUnreachable as away:
+            raise Unreachable(away.message) from away
+        except ErrorResponse as answer:
+            if answer.status >= 500 or answer.status in (408, 425, 429):
+                raise Unreachable(answer.message) from answer
+            raise (Denied if answer.status in (401, 403) else NotFound)(answer.message) from answer
 
     @property
     def _name(self) -> str:
