@@ -100,7 +100,7 @@ async def open_backends(
 ) -> AsyncIterator[BackendServices]:
     """`report` returns the latest hardware report; `make_direct` makes the handlers of LocalAI's orders, if any.
     Leaving the block cancels running orders; their downloads are kept."""
-    drain_s, interval_s = settings.shutdown.drain_timeout_s, settings.heartbeat.heartbeat_interval_s
+    shutdown, interval_s = settings.shutdown, settings.heartbeat.heartbeat_interval_s
     outcomes = Outcomes(settings.node.data / "outcomes.json", clock)
     outcomes.load()
     publisher = EventPublisher()
@@ -130,7 +130,7 @@ async def open_backends(
             clock=clock,
             libraries=libraries,
         )
-        replacer = ProcessReplacer(supervisor, relay, drain_s=drain_s)
+        replacer = ProcessReplacer(supervisor, relay, drain_s=shutdown.upgrade_drain_s)
         await installer.start()
         await replacer.keep_one_each(await _current_folders(installer))
         changes = BackendChanges(installer, resolver, replacer)
@@ -139,7 +139,15 @@ async def open_backends(
             changes, installer, runner, outcomes, publisher, clock, libraries=libraries, direct=direct
         )
         replica_orders = ReplicaOrders(
-            installer, supervisor, runner, publisher, settings.node.models_dir, files, clock, relay, drain_s=drain_s
+            installer,
+            supervisor,
+            runner,
+            publisher,
+            settings.node.models_dir,
+            files,
+            clock,
+            relay,
+            drain_s=shutdown.drain_timeout_s,
         )
         reporter = HeartbeatReporter(installer, backend_orders.reports, supervisor.list_processes, wake)
 

@@ -109,6 +109,35 @@ async def test_a_running_process_is_replaced_without_a_gap(nats_server: NatsServ
         assert (await fleet.backends())["tiny"]["digest"] == digest("b")
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_requests_of_the_old_process_end_however_long_they_take(
+    nats_server: NatsServer, tmp_path: Path, in_place: bool
+) -> None:
+    """`--drain-timeout` is for a worker that leaves: an answer may well take longer than that."""
+    async with ordered_worker(nats_server, tmp_path, drain_timeout="1ms") as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        assert (await start_replica(fleet, "p1"))["success"]
+        token = fleet.controller.ingress_token(scope="replicas")
+
+        async def is_retired() -> bool:
+            return await answer(fleet, "p1") == 410
+
+        async with asyncio.TaskGroup() as tasks:
+            slow = tasks.create_task(fleet.worker.get(f"/replicas/p1/when{tmp_path}/slow", token))
+            await until((tmp_path / "slow.asked").exists)
+            upgrade = tasks.create_task(fleet.order("upgrade", "op-2", tiny_order("b") | {"in_place": in_place}))
+            await until(is_retired)
+            # A drain that is limited by --drain-timeout would be over before this heartbeat.
+            beats = len(fleet.told("heartbeat"))
+            await until(lambda: len(fleet.told("heartbeat")) > beats + 2)
+            assert not slow.done()
+            assert "p1" in [row["process_id"] for row in processes(fleet)]
+            (tmp_path / "slow").touch()
+        assert slow.result()[0] == 200
+        assert upgrade.result()["success"]
+        await until(lambda: [row["digest"] for row in processes(fleet)] == [digest("b")])
+
+
 async def test_a_new_process_that_crashes_leaves_everything_as_it_was(nats_server: NatsServer, tmp_path: Path) -> None:
     async with ordered_worker(nats_server, tmp_path) as fleet:
         assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]

@@ -212,6 +212,12 @@ class ShutdownSettings:
         check=positive,
         advanced=True,
     )
+    upgrade_drain_s: Seconds = setting(
+        "on an upgrade: how long requests in flight may take to end in a process of the old version",
+        default=Seconds(600),
+        check=positive,
+        advanced=True,
+    )
     reload_timeout_s: Seconds = setting(
         "on reload: timeout for the new worker to take over", default=Seconds(60), check=positive, advanced=True
     )
