@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import logging
+import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,11 @@ from hypothesis import settings
 ORDER = ("e2e", "compat", "simulation", "integration", "unit")
 TIMEOUTS_S = {"e2e": 180, "compat": 180, "simulation": 180, "integration": 120, "unit": 60}
 LEFT_BEHIND = pytest.StashKey[list[str]]()
+
+# Compiled code is kept even where the environment says otherwise: a fleet is many processes, and without compiled code
+# each of them compiles everything it imports again, which is a third of the CPU of a start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile("corral", deadline=None, derandomize=True)
 settings.load_profile("corral")
