@@ -46,6 +46,7 @@ SERVICES = (
     "sign_in_service",
     "artifacts",
     "fetches",
+    "fits",
     "planner",
     "uploads",
     "stages",

@@ -24,11 +24,14 @@ from litestar.exceptions import LitestarDeprecationWarning
 from yarl import URL
 
 from corral.contract.admin import CreateKey
+from corral.contract.models import ModelFile
 from corral.controller.access.keys import Access
 from corral.controller.api.server import serve_app
 from corral.controller.backends.gallery_status import GalleryStatus
+from corral.controller.files.file_resolver import ResolvedFile
 from corral.controller.files.hub import HubSettings
 from corral.controller.fleetfile.service import FleetFiles
+from corral.controller.install.catalogue_fits import CatalogueFits, SizeLookups
 from corral.controller.install.planner import InstallPlanner
 from corral.controller.models.schedules import Schedules
 from corral.controller.registry.nodes import NodeAdmin
@@ -36,6 +39,7 @@ from corral.controller.scheduler.world import World
 from corral.controller.settings import ListenSettings
 from corral.controller.web.routes import dependencies
 from corral.controller.wiring.app import build_app
+from corral.kit.errors import Unreachable
 from tests.support.backend_fleet import Controller, Fleet, open_fleet, sqlite_url
 from tests.support.model_catalogue import NothingToFetch, models_of
 from tests.support.processes import free_port
@@ -67,6 +71,10 @@ class Answer:
     @property
     def json(self) -> Any:
         return json.loads(self.raw)
+
+
+async def not_found(file: ModelFile) -> ResolvedFile:
+    raise Unreachable(f"{file.uri} is not looked up in tests")
 
 
 class EmptyFleet:
@@ -104,6 +112,7 @@ class Api:
             "schedules": schedules,
             "fetches": NothingToFetch(),
             "planner": InstallPlanner(self._session, HubSettings("http://127.0.0.1:9", wait_s=0.01), EmptyFleet()),
+            "fits": CatalogueFits(EmptyFleet(), SizeLookups(not_found, self.fleet.clock), wait_s=0.01),
             "gallery_status": GalleryStatus({}),
             "fleet_files": FleetFiles(controller.store, models, schedules, controller.backends.operations, nodes),
             "nodes": nodes,

@@ -194,6 +194,7 @@ def _page_app(
             "fleet_files",
             "explaining",
             "planner",
+            "fits",
             "uploads",
         )
     )

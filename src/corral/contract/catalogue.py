@@ -125,6 +125,9 @@ class AvailableModel(Message, frozen=True):
     variants: tuple[str, ...] = ()
     installed: bool = always(bool)
     definition: dict[str, Any] = msgspec.field(default_factory=dict)  # whole; only where one entry is shown
+    size_bytes: int = 0  # of its files; 0: not known
+    fits_on: tuple[str, ...] = ()  # names of the nodes that can hold it, the best first; only of built-in models
+    fit_note: str = ""  # why it fits on no node, or why that is not known
 
 
 class ModelFileView(Message, frozen=True):

@@ -16,6 +16,7 @@ from corral.controller.backends.galleries import open_galleries
 from corral.controller.files.fetches import Fetches
 from corral.controller.files.kept_models import KeptModelsPublisher
 from corral.controller.gateways.demand import Demand
+from corral.controller.install.catalogue_fits import CatalogueFits, SizeLookups
 from corral.controller.install.planner import InstallPlanner
 from corral.controller.replicas.reconcile import LEASE as REPLICAS
 from corral.controller.runtime.housekeeping import Housekeeping
@@ -114,6 +115,7 @@ async def serve(
             store, runtime.instance, clock, interval_s=settings.runtime.lease_ttl_s / 3, blob_url=files.url
         )
         planner = InstallPlanner(files.session, files.hub, replicas.why)
+        lookups = SizeLookups(files.resolver.find, clock)
         services = api_services(
             settings,
             runtime,
@@ -127,6 +129,7 @@ async def serve(
             staging,
             replicas,
             planner,
+            CatalogueFits(replicas.why, lookups),
             files.uploads,
             demand,
             files.peers,
@@ -148,6 +151,7 @@ async def serve(
             *models.parts,
             *replicas.parts,
             demand,
+            lookups,
             *(localai.parts if localai is not None else ()),
             fetches,
             staging.stages,

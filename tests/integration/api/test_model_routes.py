@@ -17,7 +17,7 @@ MINE: dict[str, Any] = {
 
 
 async def test_a_model_that_is_built_in_is_installed_shown_and_deleted(api: Api) -> None:
-    listed = (await api.get("/api/models/available?term=SMOL%20chat")).json
+    listed = (await api.get("/api/models/available?term=SMOLLM%20chat")).json
     assert [(each["name"], each["id"], each["installed"]) for each in listed] == [
         ("smollm2-135m", "corral@smollm2-135m", False)
     ]

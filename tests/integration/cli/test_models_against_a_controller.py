@@ -46,8 +46,11 @@ def corral(api: Api, capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 async def test_from_the_gallery_to_nothing(corral: Command) -> None:
-    code, out, _ = await corral("available", "smol")
-    assert (code, out.splitlines()[1].split()[:4]) == (0, ["smollm2-135m", "llama-cpp", "94MiB", "corral"])
+    code, out, _ = await corral("available", "smollm2")
+    assert code == 0
+    assert out.splitlines()[1].split()[:6] == ["smollm2-135m", "llama-cpp", "94MiB", "no", "node", "corral"]
+    code, out, _ = await corral("show", "smollm2-135m")
+    assert "fits         on no node: there are no nodes" in out
     code, out, err = await corral("install", "smollm2-135m", "--as", "tiny", "--set", "context_size=2048")
     assert (code, out) == (0, "tiny installed\n")
     assert "The first request loads the model" in err

@@ -12,15 +12,25 @@ from corral.contract.catalogue import AvailableModel, ModelView, ScheduleView
 from corral.contract.labels import selector_of_map
 from corral.kit.humanize import first_and_last_line, format_bytes
 
-AVAILABLE_COLUMNS = ("NAME", "BACKEND", "SIZE", "GALLERY", "INSTALLED", "DESCRIPTION")
+AVAILABLE_COLUMNS = ("NAME", "BACKEND", "SIZE", "FITS ON", "GALLERY", "INSTALLED", "DESCRIPTION")
 COLUMNS = ("MODEL", "BACKEND", "READY", "WANTED", "SIZE", "FROM", "NOTE")
 REPLICA_COLUMNS = ("MODEL", "NODE", "REPLICA", "STATE", "IN FLIGHT", "MEMORY", "DEVICES", "USED", "NOTE")
 MAX_DESCRIPTION = 70  # characters in a table
+MAX_NODES = 3  # in a table
 
 
 def available_row(entry: AvailableModel) -> tuple[str, ...]:
     installed = "yes" if entry.installed else ""
-    return entry.name, entry.backend, entry.size, entry.gallery, installed, _shortened(entry.description)
+    fits = fits_on(entry)
+    return entry.name, entry.backend, entry.size, fits, entry.gallery, installed, _shortened(entry.description)
+
+
+def fits_on(entry: AvailableModel) -> str:
+    """Of a built-in model: the nodes that can hold it."""
+    more = len(entry.fits_on) - MAX_NODES
+    if entry.fits_on:
+        return ", ".join(entry.fits_on[:MAX_NODES]) + (f" and {more} more" if more > 0 else "")
+    return "no node" if entry.size_bytes else ""
 
 
 def model_row(model: ModelView) -> tuple[str, ...]:
@@ -109,6 +119,7 @@ def _entry_details(entry: AvailableModel) -> Iterator[tuple[str, str]]:
     yield "description", " ".join(entry.description.split())
     yield "backend", entry.backend
     yield "files", ", ".join(part for part in (str(entry.files or ""), entry.size) if part)
+    yield "fits", f"on {', '.join(entry.fits_on)}" if entry.fits_on else entry.fit_note.removeprefix("fits ")
     yield "license", entry.license
     yield "variants", ", ".join(entry.variants)
     yield "from", entry.id

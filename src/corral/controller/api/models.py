@@ -27,6 +27,7 @@ from corral.contract.catalogue import (
 from corral.controller.api.auth import admins, principal_of, viewers
 from corral.controller.api.path_segments import whole_name
 from corral.controller.files.fetches import Fetches
+from corral.controller.install.catalogue_fits import CatalogueFits
 from corral.controller.install.planner import InstallPlanner
 from corral.controller.models.schedules import Schedules
 from corral.controller.models.service import Models
@@ -54,12 +55,12 @@ class ModelRoutes(Controller):
         return await models.list_views()
 
     @get("/available", summary="List the models in the galleries")
-    async def available(self, models: Models, term: Term = "") -> list[AvailableModel]:
-        return await models.available(term)
+    async def available(self, models: Models, fits: CatalogueFits, term: Term = "") -> list[AvailableModel]:
+        return await fits.add_to(await models.available(term))
 
     @get("/available/{model:str}", summary="Get a gallery entry with the definition that an install would create")
-    async def show_available(self, models: Models, model: str) -> AvailableModel:
-        return await models.available_one(whole_name(model))
+    async def show_available(self, models: Models, fits: CatalogueFits, model: str) -> AvailableModel:
+        return (await fits.add_to([await models.available_one(whole_name(model))]))[0]
 
     @post(
         "/gc",

@@ -42,6 +42,7 @@ class OpenedFiles:
     artifacts: Artifacts
     sizes: FileSizes
     session: aiohttp.ClientSession  # for the hub and other servers
+    resolver: FileResolver
     hub: HubSettings
     uploads: Uploads
     url: str  # of the listener, for workers, which fill in `{host}`
@@ -111,6 +112,7 @@ async def open_model_files(
                 artifacts.artifacts,
                 FileSizes(own, resolver_settings.folders),
                 session,
+                resolver,
                 resolver_settings.hub,
                 Uploads(blobs, max_bytes=settings.files.upload_limit_bytes),
                 url,

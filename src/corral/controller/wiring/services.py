@@ -17,6 +17,7 @@ from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.gateways.demand import Demand
 from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.gateways.view import FleetViews
+from corral.controller.install.catalogue_fits import CatalogueFits
 from corral.controller.install.planner import InstallPlanner
 from corral.controller.runtime.database import Readiness
 from corral.controller.settings import ControllerSettings
@@ -43,6 +44,7 @@ def api_services(
     staging: Staging,
     replicas: Replicas,
     planner: InstallPlanner,
+    fits: CatalogueFits,
     uploads: Uploads,
     demand: Demand,
     blob_peers: BlobPeers,
@@ -80,6 +82,7 @@ def api_services(
         "fetches": fetches,
         "artifacts": artifacts,
         "planner": planner,
+        "fits": fits,
         "uploads": uploads,
         "stages": staging.stages,
         "locations": staging.locations,

@@ -83,7 +83,9 @@ function setUpInstalling() {
       return { items: found.slice(0, FOUND), count: found.length };
     },
     item(entry) {
-      const tags = [entry.gallery, entry.backend, entry.size, entry.installed && "installed"];
+      const nodes = entry.fits_on ?? [];
+      const fits = nodes.length ? `fits on: ${nodes.join(", ")}` : entry.fit_note;
+      const tags = [entry.gallery, entry.backend, entry.size, fits, entry.installed && "installed"];
       const act = entry.installed ? [] : [actOn("Install", entry.name, { act: "install", model: entry.id })];
       return foundLine(entry, tags, ...act);
     },
