@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from corral.blobs.digests import PREFIX, digest_of, digest_of_parts
+from corral.blobs.errors import WrongDigest
 from corral.contract.codec import Message, always
 from corral.kit.errors import Invalid
 from corral.kit.threads import StopToken
@@ -44,10 +46,23 @@ def check_chunks(listed: ChunkList) -> ChunkList:
     return listed
 
 
-def list_chunks(path: Path, stop: StopToken | None = None, *, chunk_bytes: int = CHUNK_BYTES) -> ChunkList:
-    """Read the file once and list its chunks."""
-    chunks = tuple(_digests(path, stop, chunk_bytes))
-    return ChunkList(path.stat().st_size, chunk_bytes, chunks)
+def list_chunks(path: Path, digest: str = "", *, chunk_bytes: int = CHUNK_BYTES) -> ChunkList:
+    """Read the file once and list its chunks. Raises WrongDigest if the file does not have the digest (empty: unknown):
+    a list of damaged bytes would make every download of the file fail at its end."""
+    whole, chunks, size = hashlib.sha256(), [], 0
+    with path.open("rb") as file, ThreadPoolExecutor(1, thread_name_prefix="hash") as other:
+        hashing: Future[None] | None = None
+        while block := file.read(chunk_bytes):
+            if hashing is not None:
+                hashing.result()
+            hashing = other.submit(whole.update, block)  # hashes the file while this thread hashes the chunk
+            chunks.append(digest_of(block))
+            size += len(block)
+        if hashing is not None:
+            hashing.result()
+    if digest and (found := PREFIX + whole.hexdigest()) != digest:
+        raise WrongDigest(f"{path.name} has the digest {found}, not {digest}")
+    return ChunkList(size, chunk_bytes, tuple(chunks))
 
 
 def missing_chunks(path: Path, listed: ChunkList, stop: StopToken | None = None) -> list[int]:

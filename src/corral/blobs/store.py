@@ -200,14 +200,19 @@ class BlobStore:
     def chunk_list(self, digest: str) -> bytes:
         """The encoded chunk list of a finished blob; made when it is requested for the first time, stored beside the
         blob. Blocking, for minutes with a large blob. Raises NotFound, and Unavailable while another thread makes
-        it."""
+        it or when the blob is damaged: it is removed then."""
         path = self._chunks / f"{hex_of(digest)}.json"
         with self._chunk_locks.hold(digest, CHUNK_LIST_WAIT_S):
             blob = self.get(digest)
             try:
                 return path.read_bytes()
             except FileNotFoundError:
-                made = encode(list_chunks(blob.path))
+                try:
+                    made = encode(list_chunks(blob.path, digest))
+                except WrongDigest as error:
+                    log.error("stored blob is damaged and was removed", digest=digest)
+                    blob.path.unlink(missing_ok=True)
+                    raise Unavailable(f"the blob {digest} was damaged and is being fetched again") from error
                 write_atomically(path, made, mode=0o600)
                 return made
 
@@ -314,11 +319,13 @@ class BlobStore:
 
     def partial_bytes(self, digest: str) -> int:
         """How much of an unfinished download is on the disk. Blocking."""
-        try:
-            status = (self._incoming / f"{hex_of(digest)}.part").stat()
-        except FileNotFoundError:
-            return 0
-        return min(status.st_size, status.st_blocks * 512)  # a file may have holes for chunks that are still missing
+        found = 0
+        for kind in (".part", SPARSE):
+            with contextlib.suppress(FileNotFoundError):
+                status = (self._incoming / f"{hex_of(digest)}{kind}").stat()
+                # The file may have holes for chunks that are still missing.
+                found = max(found, min(status.st_size, status.st_blocks * 512))
+        return found
 
     async def adopt(self, digest: str, path: Path, size: int) -> Blob | None:
         """Hard-link an existing file into the store, if it has the right size, belongs to this user and lies on the
@@ -380,6 +387,7 @@ class BlobStore:
         path = self._finished / digest.removeprefix(PREFIX)
         os.chmod(partial, self._mode)
         os.replace(partial, path)
+        (self._chunks / f"{path.name}.json").unlink(missing_ok=True)  # of earlier bytes, which may have been damaged
         sync_folder(self._finished)
         key = partial.name.partition(".")[0]
         remove_partial(self._incoming / f"{key}.part")

@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from corral.blobs.chunks import list_chunks
 from corral.blobs.disk import DiskSpace
-from corral.blobs.errors import NoSpace
+from corral.blobs.errors import NoSpace, WrongDigest
 from corral.blobs.progress import Progress
 from corral.blobs.store import Blob, BlobStore
 from corral.blobs.swarm.planner import PlanLimits
@@ -24,10 +25,12 @@ from corral.blobs.swarm.rate_limit import RateLimit
 from corral.blobs.transfer.fetcher import Fetcher, FetchLimits
 from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.blobs.transfer.remote import open_session
+from corral.contract.codec import encode
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, NotFound, Unreachable
 from corral.worker.files.fleet_blobs import FleetBlobs
 from tests.support.blob_source import BlobSource, blob_source
+from tests.support.processes import free_port
 from tests.support.waiting import until
 
 MIB = 1 << 20
@@ -98,7 +101,9 @@ async def test_a_controller_that_is_gone_costs_nothing_but_time(site: Site) -> N
 async def test_what_no_source_gives(site: Site) -> None:
     impatient = BlobStore(site.folder / "x", Fetcher(FetchLimits(tries=2, first_wait_s=0.01)))
     with pytest.raises(Unreachable, match=r"m/w\.gguf"):
-        await FleetBlobs(site.session).obtain(impatient, WANTED, ["http://127.0.0.1:9"], "", name="m/w.gguf")
+        await FleetBlobs(site.session, limits=FAST).obtain(
+            impatient, WANTED, ["http://127.0.0.1:9"], "", name="m/w.gguf"
+        )
     with pytest.raises(Denied):
         await site.obtain(token="stolen")
     site.source.store.discard(DIGEST)
@@ -128,6 +133,73 @@ async def test_a_damaged_chunk_list_of_a_controller_is_not_used(site: Site) -> N
     (site.source.store.folder / "chunks" / f"{DIGEST[7:]}.json").write_text('{"size":3,"chunks":["x"]}')
     blob = await site.obtain()  # in one piece
     assert blob.path.read_bytes() == CONTENT
+
+
+async def test_a_damaged_blob_of_a_controller_is_removed_and_counts_nowhere(site: Site) -> None:
+    """A list of the damaged bytes would make them look right, chunk by chunk."""
+    stored = site.source.store.path(DIGEST)
+    stored.write_bytes(CONTENT[:-1] + b"x")
+    with pytest.raises(NotFound, match=r"m/w\.gguf"):
+        await site.obtain()
+    assert not stored.exists()  # the controller fetches it again from its origin
+    site.source.add("m/w.gguf", CONTENT)
+    blob = await site.obtain()
+    assert blob.path.read_bytes() == CONTENT
+
+
+async def test_a_list_of_damaged_bytes_goes_with_them(site: Site) -> None:
+    damaged = bytes(9 * MIB)
+    listed = encode(list_chunks(write(site.folder / "damaged", damaged + CONTENT[9 * MIB :])))
+    (site.source.store.folder / "chunks" / f"{DIGEST[7:]}.json").write_bytes(listed)
+    with pytest.raises(WrongDigest):
+        await site.obtain()
+    assert os.listdir(site.folder / "store" / "sha256") == []
+    site.source.store.accept(write(site.source.store.partial_path("again"), CONTENT), DIGEST, len(CONTENT))
+    blob = await site.obtain()
+    assert blob.path.read_bytes() == CONTENT
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+async def test_a_controller_that_restarts_before_it_lists_the_chunks_costs_none_of_them(site: Site) -> None:
+    """The chunks that are here are not fetched again in one piece."""
+    async with open_session(inside=True) as session:
+        slow = FleetBlobs(session, limits=FAST, max_download=RateLimit(6 * MIB, SystemClock()))
+        running = asyncio.create_task(site.obtain(fleet=slow))
+        await until(lambda: site.store.partial_bytes(DIGEST) >= 4 * MIB, "a chunk", timeout_s=30)
+        running.cancel()
+        await asyncio.wait([running])
+    kept = site.store.partial_bytes(DIGEST)
+    await until(lambda: not site.source.listener._open, "the cancelled reader is gone", timeout_s=10)
+    before, away, clock = site.source.listener.sent_bytes, free_port(), WatchedClock()
+    fleet = FleetBlobs(site.session, limits=replace(FAST, max_failures=500), clock=clock)
+    running = asyncio.create_task(site.obtain(f"http://127.0.0.1:{away}", fleet=fleet))
+    await clock.is_waiting.wait()
+    await site.source.listener.listen("127.0.0.1", away)
+    await running
+    assert site.source.listener.sent_bytes - before == len(CONTENT) - kept
+
+
+class WatchedClock(SystemClock):
+    def __init__(self) -> None:
+        self.is_waiting = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        self.is_waiting.set()
+        await super().sleep(seconds)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4 * MIB, 4 * MIB + 1])
+async def test_a_file_of_any_size(site: Site, size: int) -> None:
+    file = site.source.add("m/any", CONTENT[:size])
+    fleet = FleetBlobs(site.session, limits=FAST)
+    for store in (site.store, BlobStore(site.folder / "second")):
+        wanted = ExpectedBlob(file.digest, file.size_bytes)
+        blob = await fleet.obtain(store, wanted, site.source.urls, "a-token", name="any")
+        assert (blob.size, blob.path.read_bytes()) == (size, CONTENT[:size])
 
 
 KILLED = """

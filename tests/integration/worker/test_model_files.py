@@ -24,7 +24,7 @@ from corral.kit.errors import Denied, Invalid, NotFound, Unreachable
 from corral.worker.files.cleanup import CleanupPolicy
 from corral.worker.files.file_sets import FileSets
 from corral.worker.files.fleet_blobs import FleetBlobs
-from corral.worker.files.model_files import WorkerFiles
+from corral.worker.files.model_files import WorkerFiles, remove_model
 from tests.support.blob_server import BlobServer
 from tests.support.blob_source import BlobSource, blob_source
 from tests.support.waiting import until
@@ -132,6 +132,63 @@ async def test_what_cannot_be_had(site: Site) -> None:
     with pytest.raises(Invalid):
         await site.ensure(ReplicaFile("m/x", "md5:1"))
     assert not (site.models / "m").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["w b c.gguf", "wörter/模型 1.gguf", "a'b\"c;$(d).gguf", "-rf", "w" * 200, "%2e%2e%2fx"]
+)
+async def test_names_are_kept_as_they_are(site: Site, name: str) -> None:
+    file = site.source.add(f"m/one/{name}", b"abc")
+    await site.ensure(file)
+    assert (site.models / "m/one" / name).read_bytes() == b"abc"
+    assert (await site.files.measure([file])).have_bytes == (3,)
+
+
+async def test_an_empty_file_is_a_file(site: Site) -> None:
+    files = [site.source.add("m/one/empty", b""), site.source.add("m/one/w.gguf", b"abc")]
+    for _ in range(2):
+        await site.ensure(*files)
+        assert (site.models / "m/one/empty").read_bytes() == b""
+    assert len(site.blobs()) == 2
+
+
+async def test_a_link_that_leads_out_is_not_written_through(site: Site, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (site.models / "m").symlink_to(outside)
+    with pytest.raises(Invalid, match="leads out of the models folder"):
+        await site.ensure(site.source.add("m/one/deep/w.gguf", b"abc"))
+    assert os.listdir(outside) == []
+
+
+async def test_what_is_behind_a_link_is_not_removed(site: Site, tmp_path: Path) -> None:
+    """A user moved the folder of a model elsewhere and put a link in its place."""
+    await site.ensure(site.source.add("m/one/w.gguf", b"abc"))
+    (site.models / "m").rename(tmp_path / "moved")
+    (site.models / "m").symlink_to(tmp_path / "moved")
+    site.age(2000.0)
+    await site.files.sweep()
+    assert (tmp_path / "moved/one/w.gguf").read_bytes() == b"abc"
+
+
+async def test_a_model_that_is_deleted_while_another_stages_the_same_file(site: Site) -> None:
+    shared = site.source.add("one/x/w.gguf", WEIGHTS)
+    same = ReplicaFile("two/x/w.gguf", shared.digest, shared.size_bytes)
+    first, second = (asyncio.create_task(site.ensure(each)) for each in (shared, same))
+    await until(lambda: site.told, "the first bytes")
+    first.cancel()  # its model was deleted
+    await asyncio.wait([first])
+    await asyncio.to_thread(remove_model, site.models, "one")
+    await site.files.keep_only(["two"])
+    await second
+    assert (site.models / "two/x/w.gguf").read_bytes() == WEIGHTS
+    assert site.source.listener.sent_bytes == len(WEIGHTS)
+    # The other way round: both are here, one is deleted.
+    await site.ensure(shared)
+    await asyncio.to_thread(remove_model, site.models, "two")
+    await site.files.tidy()
+    assert (site.models / "one/x/w.gguf").read_bytes() == WEIGHTS
+    assert site.source.listener.sent_bytes == len(WEIGHTS)
 
 
 async def test_a_token_that_has_run_out_is_renewed(site: Site) -> None:

@@ -172,6 +172,16 @@ async def test_a_chunk_list_of_another_file_is_found_out(case: Case, tmp_path: P
     download = case.download(MemorySource(other.read_bytes()))
     with pytest.raises(WrongDigest, match="chunk list"):
         await download.run()
+    assert not case.path.exists()  # with the same list a retry would end the same way
+
+
+async def test_a_peer_that_has_nothing_yet_gets_no_request(case: Case) -> None:
+    early, count = peer(case, "early"), len(case.listed.chunks)
+    download = case.download(MemorySource(case.content))
+    download.offer(early, ChunkSet(count))
+    await download.run()
+    assert early.served == []
+    assert download.received == {"controller": len(case.content)}
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -110,6 +110,20 @@ def test_a_link_in_place_of_the_bytes_is_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "victim").exists()
 
 
+def test_a_link_in_place_of_the_note_is_not_followed(tmp_path: Path) -> None:
+    upload = Upload(tmp_path / "w")
+    upload.open(append=False)
+    upload.close()
+    note = next(path for path in tmp_path.iterdir() if path.name.endswith(".json"))
+    (tmp_path / "victim").write_text("of another program")
+    note.unlink()
+    note.symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        upload.open(append=False, target=HELLO, total=5)
+    upload.close()
+    assert (tmp_path / "victim").read_text() == "of another program"
+
+
 def test_a_hash_is_computed_once_and_stored(tmp_path: Path) -> None:
     path = tmp_path / "w"
     path.write_bytes(b"hello")

@@ -83,7 +83,7 @@ class SwarmDownload:
     def offer(self, source: ChunkSource, has: ChunkSet | None = None) -> None:
         """The source may be used; `has` None: for every chunk."""
         self._sources[source.name] = source
-        self._planner.offer(source.name, source.kind, has or ChunkSet.complete(self.have.count))
+        self._planner.offer(source.name, source.kind, ChunkSet.complete(self.have.count) if has is None else has)
         self._wake.set()
 
     def keep_only_peers(self, names: Collection[str]) -> None:
@@ -115,6 +115,7 @@ class SwarmDownload:
                 damaged = await run_in_thread(self.file.verify_again)
                 log.warning("a complete download has another digest", digest=self.digest, damaged_chunks=damaged)
                 if not damaged:
+                    await run_uncancelled(self.discard)  # a retry with another list must not end the same way
                     raise WrongDigest(f"{self.name}: its chunk list does not describe {self.digest}")
                 self._restart_planner()
         finally:

@@ -96,8 +96,9 @@ class FileSets:
         """Remove the files of the set that belong to no other set, and the folders that are empty afterwards."""
         others = {path for each in self._all() if each.record != gone.record for path in each.paths}
         for path in gone.paths:
-            if path not in others:
-                file = self._models / path
+            file = self._models / path
+            # A user may have put a link in the place of a folder: what is behind it was not fetched by this worker.
+            if path not in others and file.parent.resolve().is_relative_to(self._models.resolve()):
                 file.unlink(missing_ok=True)
                 self._prune(file.parent)
         gone.record.unlink(missing_ok=True)

@@ -128,8 +128,8 @@ class FleetBlobs:
 
         urls = [f"{self._address(source)}/blobs/{wanted.digest}" for source in sources]
         source_token = SourceToken(token, self._fresh_token, self._clock)
-        listed = await self._find_chunk_list(urls, source_token, wanted)
         try:
+            listed = await self._find_chunk_list(urls, source_token, wanted)
             if listed is None:
                 return await self._obtain_whole(store, wanted, urls, source_token, on_named_progress)
             fetch = partial(self._download, store, wanted.digest, listed, urls, source_token, name)
@@ -181,15 +181,26 @@ class FleetBlobs:
             await download.run()
 
     async def _find_chunk_list(self, urls: Sequence[str], token: SourceToken, wanted: ExpectedBlob) -> ChunkList | None:
-        """None: the blob is fetched in one piece."""
+        """None: the blob is fetched in one piece, because a source has no list of it. Raises Unreachable: in one piece,
+        the chunks that are here already would be fetched again."""
         if wanted.size <= CHUNK_BYTES:
             return None
-        for url in urls:
-            try:
-                return await self._fetch_chunk_list(f"{url}/chunks", token, wanted)
-            except (CorralError, TransferBroken) as error:
-                log.info("no chunk list from a source", source=url, reason=str(error))
-        return None
+        why, has_answer = "", False
+        for attempt in range(self._limits.max_failures):
+            if attempt:
+                await self._clock.sleep(min(self._limits.cap_pause_s, self._limits.first_pause_s * 2.0**attempt))
+            for url in urls:
+                try:
+                    return await self._fetch_chunk_list(f"{url}/chunks", token, wanted)
+                except TransferBroken as error:
+                    why = why or str(error)
+                    log.info("a source cannot be reached for a chunk list", source=url, reason=str(error))
+                except CorralError as error:
+                    has_answer = True
+                    log.info("no chunk list from a source", source=url, reason=error.message)
+            if has_answer:
+                return None
+        raise Unreachable(f"{why}; tried repeatedly")
 
     async def _fetch_chunk_list(self, url: str, token: SourceToken, wanted: ExpectedBlob) -> ChunkList:
         is_refused = False

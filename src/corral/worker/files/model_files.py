@@ -226,9 +226,9 @@ class WorkerFiles:
     def _place(self, blob: Blob, path: Path) -> None:
         if path.exists() and path.samefile(blob.path):
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.parent.resolve().is_relative_to(self._models.resolve()):
+        if not path.parent.resolve().is_relative_to(self._models.resolve()):  # through a link
             raise Invalid(f"{path} leads out of the models folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._store.link(blob, path)
         except OSError as error:  # a file system without hard links: the blob itself is moved there

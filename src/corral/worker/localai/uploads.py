@@ -100,7 +100,7 @@ class Upload:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._partial, flags, FILE_MODE), "wb", buffering=0)
         _lock(self._file.fileno())
-        self._note.write_bytes(msgspec.json.encode(note))
+        _write_note(self._note, msgspec.json.encode(note))
         if not append:
             os.ftruncate(self._file.fileno(), 0)
         self.have = os.fstat(self._file.fileno()).st_size
@@ -142,6 +142,13 @@ class Upload:
         self._note.unlink(missing_ok=True)
         write_sidecar(self.target, digest)
         sync_folder(self.target.parent)
+
+
+def _write_note(path: Path, content: bytes) -> None:
+    """A link in its place is not followed: backends may write into this folder, as another user."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
 
 
 def _lock(descriptor: int) -> None:
