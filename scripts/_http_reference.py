@@ -12,8 +12,7 @@ from typing import Any
 
 from litestar.exceptions import LitestarDeprecationWarning
 
-from corral.controller.web.reference import Operation, Words, read_reference
-from corral.controller.web.roles import roles_needed
+from corral.controller.web.reference import Operation, Words, read_reference, roles_needed
 from corral.controller.wiring.app import build_app
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "http.md"

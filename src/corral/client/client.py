@@ -6,15 +6,13 @@ from collections.abc import Callable
 
 from corral.client.connection import ApiConnection
 from corral.client.endpoint import Endpoint
-from corral.client.resources.access import Keys, Tokens
 from corral.client.resources.backends import BackendsApi
-from corral.client.resources.fleet import FleetFiles, Requests, WhyApi
+from corral.client.resources.fleet import FleetFiles, Keys, Requests, Tokens, WhyApi
 from corral.client.resources.loads import Loads
 from corral.client.resources.logs import Logs
-from corral.client.resources.models import GALLERIES_S, Models
+from corral.client.resources.models import GALLERIES_S, Models, Uploads
 from corral.client.resources.nodes import Nodes
 from corral.client.resources.operations import Operations
-from corral.client.resources.uploads import Uploads
 from corral.contract.admin import Cluster, GalleryView
 from corral.contract.codec import Message, always
 from corral.kit.clock import Clock

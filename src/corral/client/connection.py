@@ -1,14 +1,17 @@
 """One connection pool to the HTTP API: calls, streams and events, with the errors of `errors.py`.
 
-`Client` adds a class per resource. Redirects are never followed: the key must not be sent to another host.
+`Client` adds a class per resource. Redirects are never followed: the key must not be sent to another host. Over https
+the client trusts the system's CAs, a CA file, or a pinned CA (`kit/ca_pin.py`).
 """
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -19,11 +22,11 @@ from yarl import URL
 from corral.client.endpoint import Endpoint
 from corral.client.errors import error_of, unreachable
 from corral.client.events import EventParser, FleetEvent, Lost, Restarted, read_event
-from corral.client.trust import trust_of
 from corral.contract.codec import Undecodable, decode, encode
 from corral.kit.backoff import Backoff
+from corral.kit.ca_pin import fetch_pinned_ca, is_pin
 from corral.kit.clock import Clock, SystemClock
-from corral.kit.errors import Failed, Invalid, Unavailable, Unreachable
+from corral.kit.errors import Failed, Invalid, NotFound, Unavailable, Unreachable
 
 T = TypeVar("T")
 ALL_EVENTS = "/api/events"
@@ -245,3 +248,42 @@ class ApiConnection:
         if self._session is None:
             raise RuntimeError("use the client with `async with`")
         return self._session
+
+
+async def trust_of(url: str, ca: str, *, timeout_s: float, any_name: bool = False) -> ssl.SSLContext | None:
+    """The TLS context; None for plain http. `any_name`: do not check the host name."""
+    if not url.startswith("https://"):
+        return None
+    if not ca:
+        return ssl.create_default_context()
+    if is_pin(ca):
+        context = _context_from(await _fetch_pinned(url, ca, timeout_s=timeout_s), source=ca)
+    else:
+        context = _context_from_file(Path(ca))
+    context.check_hostname = not any_name
+    return context
+
+
+def _context_from_file(file: Path) -> ssl.SSLContext:
+    path = file.expanduser()
+    try:
+        return _context_from(path.read_text(), source=str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise Invalid(f"the CA in {path} cannot be read ({reason}): give another with --ca or CORRAL_CA") from error
+
+
+def _context_from(pem: str, *, source: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cadata=pem)
+    except ssl.SSLError as error:
+        raise Invalid(f"{source} is not a CA certificate in PEM form") from error
+
+
+async def _fetch_pinned(url: str, pin: str, *, timeout_s: float) -> str:
+    try:
+        return await fetch_pinned_ca(url, pin, timeout_s=timeout_s)
+    except ValueError as error:
+        raise Invalid(str(error)) from error
+    except NotFound as error:
+        raise Unreachable(error.message) from error

@@ -1,8 +1,7 @@
 """The HTTP/1.1 byte relay that gateway and ingress share: parsing, pools, backpressure, timeouts. It knows nothing of
 models."""
 
-from corral.relay.counters import Counters
-from corral.relay.limits import Limits, PoolLimits, Timeouts
+from corral.relay.limits import Counters, Limits, PoolLimits, Timeouts
 from corral.relay.pool import UpstreamPool
 from corral.relay.server import RelayServer
 

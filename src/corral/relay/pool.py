@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 
 from corral.contract.http import Target, UpstreamFailed
-from corral.relay.counters import Counters
 from corral.relay.fast_path import FastPathUpstream, is_fast_path_response
 from corral.relay.http1.fields import FieldsWriter
 from corral.relay.http1.head import ResponseHeads
 from corral.relay.http1.head_templates import HeadTemplates
-from corral.relay.limits import PoolLimits
+from corral.relay.limits import Counters, PoolLimits
 from corral.relay.loop.sockets import unacknowledged_s
 from corral.relay.loop.ticker import Ticker
 from corral.relay.pooled_connection import PooledConnection

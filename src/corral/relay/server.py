@@ -21,11 +21,10 @@ from corral.contract.http import FastPath, Handler
 from corral.kit.log import get_log
 from corral.kit.sockets import abort
 from corral.relay.connection import ClientConnection
-from corral.relay.counters import Counters
 from corral.relay.fast_path import FastPathConnection, is_fast_path
 from corral.relay.http1.head import RequestHeads
 from corral.relay.http1.head_templates import HeadTemplates
-from corral.relay.limits import Limits
+from corral.relay.limits import Counters, Limits
 from corral.relay.loop.shared_accept import SharedListener
 from corral.relay.loop.sockets import watch_for_dead_peers
 from corral.relay.loop.ticker import Ticker

@@ -1,10 +1,12 @@
-"""The fleet as a whole: its file (apply, export), why models are where they are, and the latest requests."""
+"""The fleet as a whole: its file (apply, export), the explanations of `corral why`, the latest requests, API keys, and
+join tokens of new machines."""
 
 from __future__ import annotations
 
 from urllib.parse import urlencode
 
 from corral.client.connection import ApiConnection, segment
+from corral.contract.admin import CreateJoinToken, CreateKey, JoinTokenCreated, JoinTokenView, KeyCreated, KeyView
 from corral.contract.fleet import ApplyBody, FleetDiff, FleetFile
 from corral.contract.receipts import RequestList, RequestView
 from corral.contract.why import WhyModel, WhyNode
@@ -57,3 +59,31 @@ class Requests:
             if not before:
                 break
         return found
+
+
+class Keys:
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    async def list(self) -> tuple[KeyView, ...]:
+        return await self._api.call("GET", "/api/keys", tuple[KeyView, ...])
+
+    async def create(self, request: CreateKey) -> KeyCreated:
+        return await self._api.call("POST", "/api/keys", KeyCreated, request)
+
+    async def revoke(self, key_id: str) -> None:
+        await self._api.call_raw("DELETE", f"/api/keys/{segment(key_id)}")
+
+
+class Tokens:
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    async def list(self) -> tuple[JoinTokenView, ...]:
+        return await self._api.call("GET", "/api/tokens", tuple[JoinTokenView, ...])
+
+    async def create(self, request: CreateJoinToken) -> JoinTokenCreated:
+        return await self._api.call("POST", "/api/tokens", JoinTokenCreated, request)
+
+    async def revoke(self, token_id: str) -> None:
+        await self._api.call_raw("DELETE", f"/api/tokens/{segment(token_id)}")

@@ -1,4 +1,4 @@
-"""The catalogue of models, and how many replicas of each there should be. A name may have slashes in it."""
+"""The catalogue of models, the number of replicas of each, and uploads of model files. A name may contain slashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from corral.contract.catalogue import (
     ScheduleView,
     StageBody,
 )
-from corral.contract.installs import InstallPlan, PlanModel
+from corral.contract.installs import InstallPlan, PlanModel, UploadView
 
 COLLECT_S = 90.0  # a node may remove a hundred gigabytes
 GALLERIES_S = 120.0  # the gateway's timeout for the controller: galleries may be slow the first time
@@ -89,3 +89,24 @@ class Models:
 
     async def delete_schedule(self, model: str) -> None:
         await self._api.call_raw("DELETE", f"/api/nodes/scheduling/{segment(model)}")
+
+
+PIECE_S = 300.0
+
+
+class Uploads:
+    """Uploads of files in pieces, by their SHA-256."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    async def get(self, sha256: str) -> UploadView:
+        return await self._api.call("GET", f"/api/uploads/{segment(sha256)}", UploadView)
+
+    async def append(self, sha256: str, offset: int, size_bytes: int, data: bytes) -> UploadView:
+        """Raises Conflict if the upload stands at another position."""
+        path = f"/api/uploads/{segment(sha256)}?offset={offset}&size={size_bytes}"
+        return await self._api.put_bytes(path, UploadView, data, timeout_s=PIECE_S)
+
+    async def cancel(self, sha256: str) -> None:
+        await self._api.call_raw("DELETE", f"/api/uploads/{segment(sha256)}")

@@ -8,15 +8,16 @@ worker is called every minute, a Corral worker only if it has not reported an in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
 from corral.contract.messages.nodes import BusHeartbeat
+from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.controller.inventory.nodes import is_current, takes_backends
 from corral.controller.inventory.routable import routing_facts
-from corral.controller.inventory.routing import forget_previous_revisions
+from corral.controller.inventory.routing import read_routing
 from corral.controller.orders.backend_calls import BackendCalls
 from corral.controller.orders.observations import InventoryRead
 from corral.controller.registry.sanitize import sanitize_text
@@ -27,7 +28,7 @@ from corral.kit.errors import CorralError, Unreachable
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
 from corral.store.engine.transactions import Store, Transaction
-from corral.store.tables import backend_intents, node_backends, nodes, revisions
+from corral.store.tables import backend_intents, models, node_backends, nodes, revisions
 from corral.store.tables.node_backends import Inventory, fingerprint_of
 from corral.store.tables.nodes import NodeOutline
 
@@ -223,7 +224,7 @@ class InventoryCollector:
         )
         await revisions.bump(tx, INVENTORY)
         if routing_changed:
-            await forget_previous_revisions(tx, [process for inventory in kept for process in inventory.processes])
+            await _forget_previous_revisions(tx, [process for inventory in kept for process in inventory.processes])
             await revisions.bump(tx, REPLICAS)
         return routing_changed
 
@@ -231,6 +232,20 @@ class InventoryCollector:
         self._feed.notify(INVENTORY)
         if routing_changed:
             self._feed.notify(REPLICAS)
+
+
+async def _forget_previous_revisions(tx: Transaction, processes: Iterable[ReplicaProcess]) -> None:
+    """Part of the transaction that stores these processes: gateways see them from its commit on. After an edit the
+    previous revision serves until the current one is ready, and never again after that: not even if the first process
+    of the current revision ends before the replica reconciler has run."""
+    ready = {process.model for process in processes if process.state == ReplicaState.READY and process.model}
+    if not ready:
+        return
+    for row in await models.list_(tx, sorted(ready)):
+        if row.previous_revisions:
+            shown, _ = await read_routing(tx, row.id)
+            if any(replica.revision == row.revision for replica in shown):
+                await models.forget_previous_revisions(tx, row.id, row.revision)
 
 
 async def complete_inventories(tx: Transaction, answers: Sequence[InventoryRead]) -> list[Inventory]:

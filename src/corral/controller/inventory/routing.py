@@ -1,14 +1,7 @@
-"""Reads the routable processes, for the gateways' view and for checks whether a model is served.
-
-After an edit the previous revision serves until the current one is ready, and never again after that: not even if the
-first process of the current revision ends before the replica reconciler has run.
-"""
+"""Reads the routable processes, for the gateways' view and for checks whether a model is served."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.contract.view import ViewReplica
 from corral.controller.inventory.routable import Listing, Served, routable
 from corral.store.engine.transactions import Transaction
@@ -40,15 +33,3 @@ async def read_routing(tx: Transaction, model: str = "") -> tuple[tuple[ViewRepl
 
 def _is_current(boot_id: str, outline: NodeOutline) -> bool:
     return boot_id in ("", outline.boot_id)
-
-
-async def forget_previous_revisions(tx: Transaction, processes: Iterable[ReplicaProcess]) -> None:
-    """Call it in the transaction that stores these processes: gateways see them from its commit on."""
-    ready = {process.model for process in processes if process.state == ReplicaState.READY and process.model}
-    if not ready:
-        return
-    for row in await models.list_(tx, sorted(ready)):
-        if row.previous_revisions:
-            shown, _ = await read_routing(tx, row.id)
-            if any(replica.revision == row.revision for replica in shown):
-                await models.forget_previous_revisions(tx, row.id, row.revision)

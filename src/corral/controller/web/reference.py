@@ -1,12 +1,19 @@
-"""The API's own description made readable: OpenAPI in, sections out. Pure; `docs.html` writes them."""
+"""The reference of the HTTP API for `docs.html`: sections from the OpenAPI document, and the role of each route.
+
+The roles are read from the guards of the routes, so the reference cannot differ from them.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from litestar.routes import BaseRoute, HTTPRoute
+
+from corral.controller.api import auth
 
 _OF_MACHINES = "node self-service"
 _METHODS = ("get", "post", "put", "patch", "delete")
@@ -231,3 +238,31 @@ def _title(name: str) -> str:
 
 def _anchor(kind: str, text: str) -> str:
     return f"{kind}-" + "".join(c if c.isalnum() else "-" for c in text).strip("-")
+
+
+# Least to most demanding: a route inside a guarded group may ask for more than the group does.
+_WORDS: Mapping[Callable[..., Any], str] = {
+    auth.anybody_known: "any key",
+    auth.viewers: "viewer or admin",
+    auth.admins: "admin",
+    auth.gateways: "gateway",
+}
+_RANK = list(_WORDS.values())
+
+
+def roles_needed(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], str]:
+    """By (method, path as OpenAPI writes it)."""
+    needed = {}
+    for route in routes:
+        if isinstance(route, HTTPRoute):
+            for handler in route.route_handlers:
+                for method in handler.http_methods:
+                    needed[str(method), route.path_format] = _words(route.path_format, handler.resolve_guards())
+    return needed
+
+
+def _words(path: str, guards: Iterable[object]) -> str:
+    if path.startswith("/api/node/"):  # checked by the registry itself, against the node's row
+        return "a join token" if path.endswith("/register") else "the node's own token"
+    found = [words for guard, words in _WORDS.items() if any(getattr(g, "fn", g) is guard for g in guards)]
+    return max(found, key=_RANK.index, default="nobody: open")

@@ -14,8 +14,7 @@ from corral.controller.web import fleet_pages, model_pages
 from corral.controller.web.assets import cache_rule
 from corral.controller.web.page_context import DEPENDENCIES, ENDED, Page
 from corral.controller.web.pages import SAFE_HEADERS, load_pages, see_other, trouble
-from corral.controller.web.reference import read_reference
-from corral.controller.web.roles import roles_needed
+from corral.controller.web.reference import read_reference, roles_needed
 from corral.controller.web.sign_in import (
     LARGEST_FORM,
     PLACES,

@@ -18,7 +18,7 @@ from corral.controller.access.keys import Access
 from corral.controller.api import access, events, fleet, gateways, loads, meta, requests
 from corral.controller.api.backends import BackendRoutes
 from corral.controller.api.errors import on_corral_error, on_http_exception, on_too_deep, on_unexpected
-from corral.controller.api.installs import InstallRoutes
+from corral.controller.api.installs import InstallRoutes, UploadRoutes
 from corral.controller.api.logs import NodeLogRoutes
 from corral.controller.api.models import ModelRoutes, ScheduleRoutes
 from corral.controller.api.node import NodeApiRoutes
@@ -28,7 +28,6 @@ from corral.controller.api.operations import OperationRoutes
 from corral.controller.api.path_segments import keep_segments
 from corral.controller.api.redaction import Redaction
 from corral.controller.api.request_log import RequestLog
-from corral.controller.api.uploads import UploadRoutes
 from corral.controller.web import routes as web
 from corral.controller.wiring.localai import localai_routes
 from corral.kit.errors import CorralError

@@ -36,11 +36,10 @@ from corral.worker.installer.inventory import (
 )
 from corral.worker.installer.make_runnable import make_runnable
 from corral.worker.installer.names import check_name
-from corral.worker.installer.records import METADATA, Metadata, VersionRecord, write_metadata
+from corral.worker.installer.records import METADATA, SEQUENCE, Metadata, Sequence, VersionRecord, write_metadata
 from corral.worker.installer.recover import Recovered, import_flat, recover
 from corral.worker.installer.remove import plan_removal, remove_aside, set_aside
 from corral.worker.installer.requests import InstallFolders, InstallRequest, RemovedBackends
-from corral.worker.installer.sequence import SEQUENCE, Sequence
 from corral.worker.system.libraries import SystemLibraries
 from corral.worker.system.packages import PackageManager
 

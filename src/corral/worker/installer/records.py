@@ -1,5 +1,5 @@
-"""What is written beside the files: a version's record, which is also the mark that it is whole, and the contract's
-metadata.json."""
+"""Files that the installer writes beside those of backends: the record of a version, which also marks it as complete,
+metadata.json, and the sequence number of the inventory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import msgspec
 from corral.blobs.digests import hex_of
 from corral.contract.codec import Message, Undecodable, always, decode
 from corral.contract.manifest import LOCALAI, Manifest
-from corral.kit.files import write_atomically
+from corral.kit.files import read_text, write_atomically
 
 METADATA = "metadata.json"
 RUN_FILE = "run.sh"
+SEQUENCE = ".sequence"
 
 _VERSION_ID = re.compile(r"sha256-[0-9a-f]{64}(?:\.[1-9][0-9]{0,5})?\Z")
 
@@ -89,3 +90,22 @@ def read_record(path: Path) -> VersionRecord | None:
     except (OSError, Undecodable):
         return None
     return record if record.id == path.name.removesuffix(".json") else None
+
+
+class Sequence:
+    """A number that rises with each change of the inventory, also over restarts. Of two lists, the one with the higher
+    number is newer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.value = 0
+
+    def start(self) -> None:
+        """Continue after the stored number: changes that happened while the worker did not run count as one."""
+        text = read_text(self._path) or ""
+        self.value = max(self.value, int(text) if text.isdecimal() else 0)
+        self.bump()
+
+    def bump(self) -> None:
+        self.value += 1
+        write_atomically(self._path, f"{self.value}\n".encode())

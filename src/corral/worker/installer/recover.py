@@ -21,13 +21,13 @@ from corral.worker.installer.names import LEFTOVERS, is_name
 from corral.worker.installer.records import (
     METADATA,
     RUN_FILE,
+    SEQUENCE,
     Metadata,
     VersionRecord,
     is_version_id,
     read_metadata,
     version_id,
 )
-from corral.worker.installer.sequence import SEQUENCE
 
 log = get_log(__name__)
 
