@@ -197,6 +197,27 @@ async def background(*loops: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await _cancel_all(*running)
 
 
+async def run_until_first_ends(*works: Coroutine[Any, Any, None]) -> None:
+    """Run them at once, and cancel the others when the first one ends. Their errors are dropped: for both directions of
+    a connection, which is useless when one of them has ended."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _cancel_all(*tasks)
+
+
+async def wait_readable(descriptor: int) -> None:
+    """Wait until the descriptor has data, or its other end is closed."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(descriptor, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
 async def _cancel_all(*tasks: asyncio.Future[Any]) -> None:
     unfinished = set(tasks)
     while unfinished:

@@ -99,7 +99,7 @@ async def test_a_restarted_grpc_process_has_its_model_again(supervisor: Supervis
             mock_grpc(load=json.dumps({"Model": "m", "Options": ["load_fails:no such file"]})),
             r"could not load the model: LoadModel was refused: no such file",
         ),
-        (mock_grpc(load=LOAD, load_timeout_s=0.5, env={"MOCK_LOAD_DELAY_S": "60"}), "DEADLINE_EXCEEDED"),
+        (mock_grpc(load=LOAD, load_timeout_s=0.5, env={"MOCK_LOAD_DELAY_S": "60"}), "LoadModel took longer than"),
         (mock_grpc(silence_s=0.8, env={"MOCK_SILENT": "1"}), r"no sign of progress for 0\.8 s"),
     ],
 )
@@ -112,7 +112,7 @@ async def test_a_start_that_fails_says_why_and_leaves_nothing(
 
 
 async def test_options_that_are_none_are_told(supervisor: Supervisor) -> None:
-    with pytest.raises(Invalid, match="no ModelOptions"):
+    with pytest.raises(Invalid, match="not valid ModelOptions"):
         await supervisor.start(mock_grpc(load='{"NoSuchOption": 1}'))
     assert supervisor.list_processes() == ()
 

@@ -1,4 +1,4 @@
-"""`model` and `stream` out of a body: exact about repeated keys, and never surprised."""
+"""Reads `model` of a body: repeated keys are always noticed, and no body makes the reader fail otherwise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.gateway.http.model_field import BadBody, FieldReader, Fields, read_fast
+from corral.gateway.http.model_field import BadBody, FieldReader, read_fast
 
 reader = FieldReader()  # one for all tests: what it read before must not matter
 
@@ -17,32 +17,32 @@ reader = FieldReader()  # one for all tests: what it read before must not matter
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (b'{"model":"m"}', Fields("m", False)),
-        (b'{"model":"m","stream":true}', Fields("m", True)),
-        (b' \n{ "stream" : true , "messages" : [ ] , "model" : "m" } ', Fields("m", True)),
-        (b'{"model":"m","stream":false}', Fields("m", False)),
-        (b'{"model":"m","stream":null}', Fields("m", False)),
-        (b'{"model":"m","stream":"yes"}', Fields("m", False)),
-        (b'{"mod\\u0065l":"m"}', Fields("m", False)),
-        (b'{"model":"org/m\\u00e9l:7b"}', Fields("org/m\u00e9l:7b", False)),
-        (b'{"model":"\\ud83d\\ude00"}', Fields("\U0001f600", False)),
-        (b'{"model":"m","messages":[{"model":"x"},{"model":"y"}],"tools":{"model":1}}', Fields("m", False)),
-        (b'{"messages":[{"content":"\\"model\\":\\"x\\", \\"model"}],"model":"m"}', Fields("m", False)),
-        (b'{"Model":"x","model":"m"}', Fields("m", False)),
+        (b'{"model":"m"}', "m"),
+        (b'{"model":"m","stream":true}', "m"),
+        (b' \n{ "stream" : true , "messages" : [ ] , "model" : "m" } ', "m"),
+        (b'{"model":"m","stream":false}', "m"),
+        (b'{"model":"m","stream":null}', "m"),
+        (b'{"model":"m","stream":"yes"}', "m"),
+        (b'{"mod\\u0065l":"m"}', "m"),
+        (b'{"model":"org/m\\u00e9l:7b"}', "org/m\u00e9l:7b"),
+        (b'{"model":"\\ud83d\\ude00"}', "\U0001f600"),
+        (b'{"model":"m","messages":[{"model":"x"},{"model":"y"}],"tools":{"model":1}}', "m"),
+        (b'{"messages":[{"content":"\\"model\\":\\"x\\", \\"model"}],"model":"m"}', "m"),
+        (b'{"Model":"x","model":"m"}', "m"),
     ],
 )
-def test_fields_are_read(body: bytes, expected: Fields) -> None:
+def test_the_model_is_read(body: bytes, expected: str) -> None:
     assert reader.read(body) == expected
 
 
 def test_the_model_of_a_sound_may_be_named_by_model_id() -> None:
-    assert reader.read(b'{"model_id":"m"}', or_model_id=True) == Fields("m", False)
-    assert reader.read(b'{"model_id":"x","model":"m"}', or_model_id=True) == Fields("m", False)
+    assert reader.read(b'{"model_id":"m"}', or_model_id=True) == "m"
+    assert reader.read(b'{"model_id":"x","model":"m"}', or_model_id=True) == "m"
     with pytest.raises(BadBody, match="`model_id` is given twice"):
         reader.read(b'{"model_id":"a","model_id":"b"}', or_model_id=True)
     with pytest.raises(BadBody, match="must provide a `model`"):
         reader.read(b'{"model_id":"m"}')
-    assert reader.read(b'{"model":"m","model_id":1,"model_id":2}') == Fields("m", False)
+    assert reader.read(b'{"model":"m","model_id":1,"model_id":2}') == "m"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_body_that_cannot_be_routed_says_why(body: bytes, words: str, param: s
     with pytest.raises(BadBody, match=words) as caught:
         reader.read(body)
     assert caught.value.param == param
-    assert reader.read(b'{"model":"next"}') == Fields("next", False)
+    assert reader.read(b'{"model":"next"}') == "next"
 
 
 letters = st.characters(exclude_categories=["Cs"])  # a lone surrogate cannot be written as UTF-8
@@ -107,8 +107,7 @@ def test_the_model_is_found_exactly_when_it_stands_there_once(
         with pytest.raises(BadBody, match="given twice"):
             reader.read(body)
     else:
-        streams = [value for name, _, value in fields if name == "stream"]
-        assert reader.read(body) == Fields(model, bool(streams) and streams[-1] is True)
+        assert reader.read(body) == model
 
 
 @given(st.binary())
@@ -117,14 +116,14 @@ def test_anything_else_is_refused_in_words(body: bytes) -> None:
         found = reader.read(body)
     except BadBody:
         return
-    assert json.loads(body)["model"] == found.model
+    assert json.loads(body)["model"] == found
 
 
 def test_a_body_of_countless_fields_takes_no_memory() -> None:
     body = b'{"model":"m"' + b',"a":1' * 300_000 + b"}"
     tracemalloc.start()
     try:
-        assert reader.read(body).model == "m"
+        assert reader.read(body) == "m"
         assert tracemalloc.get_traced_memory()[1] < 64 * 1024
     finally:
         tracemalloc.stop()
@@ -154,8 +153,8 @@ VALUES = st.sampled_from(
 
 
 def test_plain_bodies_are_read_plainly() -> None:
-    assert read_fast(PLAIN) == Fields("m", True)
-    assert read_fast(b' { "stream" : false, "model" : "org/m:7b" } ') == Fields("org/m:7b", False)
+    assert read_fast(PLAIN) == "m"
+    assert read_fast(b' { "stream" : false, "model" : "org/m:7b" } ') == "org/m:7b"
 
 
 @given(st.lists(st.tuples(KEYS, VALUES), max_size=5), st.sampled_from(["", " ", ",", "}", "\xff"]))
@@ -192,4 +191,4 @@ def test_a_body_of_a_million_fields_is_refused_before_it_is_read() -> None:
     with pytest.raises(BadBody, match="more than 1000000 fields"):
         FieldReader().read(body)
     long = b'{"model": "m", "prompt": "' + b"12:34:56 a line of a log " * 100_000 + b'"}'
-    assert FieldReader().read(long) == read_fast(long) == Fields("m")
+    assert FieldReader().read(long) == read_fast(long) == "m"

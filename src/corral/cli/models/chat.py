@@ -18,6 +18,7 @@ from corral.cli.common.output import DONE, FAILED, print_error, print_json, prin
 from corral.cli.models.load_progress import LoadProgress, LoadWatcher
 from corral.contract.loads import LoadState, LoadStatus
 from corral.kit.errors import CorralError, Denied, Invalid, OutcomeUnknown, Unavailable
+from corral.kit.tasks import wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
@@ -121,14 +122,9 @@ async def _read_line(prompt: str) -> str:
     """Read a line from the terminal without a thread: a thread that waits for input cannot be stopped, and Ctrl-C would
     have no effect. Raises EOFError."""
     print(prompt, end="", file=sys.stderr, flush=True)
-    loop, terminal, typed = asyncio.get_running_loop(), sys.stdin.fileno(), b""
+    terminal, typed = sys.stdin.fileno(), b""
     while not typed.endswith(b"\n"):
-        readable = asyncio.Event()
-        loop.add_reader(terminal, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(terminal)
+        await wait_readable(terminal)
         piece = os.read(terminal, 65536)
         if not piece and not typed:
             raise EOFError

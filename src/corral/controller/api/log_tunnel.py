@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -28,6 +27,7 @@ from corral.controller.registry.nodes import NodeAdmin
 from corral.kit.errors import CorralError, Denied, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.redact import redact_url_bytes
+from corral.kit.tasks import run_until_first_ends
 
 log = get_log(__name__)
 _HEAD_BYTES = 64 * 1024
@@ -97,7 +97,7 @@ class LogTunnels:
         shown = [(name, value) for name, value in request.headers if name in _HANDSHAKE]
         async with self._ingresses.tunnel(node, f"{LOGS}/{request.model}/ws", shown) as (head, from_node, to_node):
             writer.write(head)
-            await _first_to_end(
+            await run_until_first_ends(
                 _pass_on(reader, to_node), pass_redacted(from_node, writer), self._until_unwelcome(principal)
             )
 
@@ -148,14 +148,3 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     while piece := await reader.read(_PIECE):
         writer.write(piece)
         await writer.drain()
-
-
-async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
-    """When the first task ends, cancel the others: a connection that works in one direction is useless."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

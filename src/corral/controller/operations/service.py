@@ -5,7 +5,6 @@ Each action is only stored; the reconciler carries it out. So a cancel survives 
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime, timedelta
 
 import msgspec
@@ -43,7 +42,6 @@ from corral.store.tables.operations import Operation
 log = get_log(__name__)
 
 _SHOWN = 200
-_POLL_S = 1.0
 
 
 class Operations:
@@ -110,23 +108,9 @@ class Operations:
 
     async def wait_settled(self, operation_id: str, *, timeout_s: float) -> OperationView:
         """Wait until the operation makes no more progress, or the timeout: for LocalAI routes that reply at the end."""
-        moved = asyncio.Event()
-        self._feed.on("operations", moved.set)  # also raised by another controller
-        try:
-            deadline = self._clock.monotonic() + timeout_s
-            while True:
-                moved.clear()
-                view = await self.view(operation_id)
-                left_s = deadline - self._clock.monotonic()
-                if view.settled or left_s <= 0:
-                    return view
-                try:
-                    async with asyncio.timeout(min(left_s, _POLL_S)):
-                        await moved.wait()
-                except TimeoutError:
-                    continue
-        finally:
-            self._feed.off("operations", moved.set)
+        return await self._feed.read_until(
+            ["operations"], lambda: self.view(operation_id), lambda view: view.settled, timeout_s=timeout_s
+        )
 
     async def cancel(self, operation_id: str, *, node: str = "") -> tuple[str, ...]:
         """Withdraw the rule and stop its orders; for one node, take that node out of the rule. Returns sentences about

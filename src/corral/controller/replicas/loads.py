@@ -5,7 +5,6 @@ One row per model: a hundred requests for the same cold model cause one load, an
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -19,7 +18,7 @@ from corral.controller.replicas import load_jobs as jobs
 from corral.controller.replicas.lifecycle import mark_leaving
 from corral.controller.replicas.load_jobs import Cooldown
 from corral.controller.replicas.snapshot import read_desired, storable_job, storable_replica
-from corral.controller.runtime.change_feed import LOADS, REPLICAS, ChangeFeed
+from corral.controller.runtime.change_feed import INVENTORY, LOADS, REPLICAS, ChangeFeed
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, NotFound
 from corral.kit.log import get_log
@@ -28,8 +27,6 @@ from corral.store.records import LoadJob, ReplicaStage
 from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
 
 log = get_log(__name__)
-
-_POLL_S = 1.0  # a notification may be lost
 
 
 class LoadService:
@@ -74,26 +71,12 @@ class LoadService:
         self, model: str, *, since: int = 0, wait_s: float = 0.0, current: bool = False
     ) -> LoadStatus | None:
         """Return as soon as the version is newer than `since`, or when the time is over."""
-        moved = asyncio.Event()
-        counters = (LOADS, REPLICAS, "inventory")
-        for counter in counters:
-            self._feed.on(counter, moved.set)
-        try:
-            deadline = self._clock.monotonic() + wait_s
-            while True:
-                moved.clear()
-                found = await self.find(model, current=current)
-                left_s = deadline - self._clock.monotonic()
-                if found is None or found.version > since or left_s <= 0:
-                    return found
-                try:
-                    async with asyncio.timeout(min(left_s, _POLL_S)):
-                        await moved.wait()
-                except TimeoutError:
-                    continue
-        finally:
-            for counter in counters:
-                self._feed.off(counter, moved.set)
+        return await self._feed.read_until(
+            (LOADS, REPLICAS, INVENTORY),
+            lambda: self.find(model, current=current),
+            lambda found: found is None or found.version > since,
+            timeout_s=wait_s,
+        )
 
     async def list_(self, *, past: bool = False) -> list[LoadStatus]:
         """Active loads and recent failures; with `past` also failures that can be retried by now and are still

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from corral.bus.api import Bus, Tokens
 from corral.contract.admin import NodeView
@@ -25,6 +25,7 @@ from corral.store.engine.transactions import Store, Transaction
 from corral.store.tables import revisions
 
 log = get_log(__name__)
+T = TypeVar("T")
 
 # The counters: a transaction that changes what one of them covers raises it (`store.tables.revisions`).
 RULES = "rules"  # backend rules; a reader of rules and of what follows from them takes it as a lock
@@ -32,6 +33,7 @@ INVENTORY = "inventory"  # what nodes report
 REPLICAS = "replicas"  # the processes that gateways may send requests to
 LOADS = "loads"  # load jobs, as clients that wait for a model see them
 _QUEUE_SIZE = 2000
+READ_AGAIN_S = 1.0  # while a caller waits for a change, whose hint may be lost
 WORK = frozenset(
     {"operations", "rules", "inventory", "upgrades", "upgrade_check", "loads"}
 )  # counters that concern controllers only, see WORK_CHANGED
@@ -127,6 +129,31 @@ class ChangeFeed:
 
     def off(self, counter: str, callback: Callable[[], None]) -> None:
         self._callbacks[counter].remove(callback)
+
+    async def read_until(
+        self,
+        counters: Sequence[str],
+        read: Callable[[], Awaitable[T]],
+        is_enough: Callable[[T], bool],
+        *,
+        timeout_s: float,
+    ) -> T:
+        """Read again after each change of these counters, and at least once per second, as a hint may be lost. Returns
+        the first result that is enough, or the last one when the time is over."""
+        changed = Wake()
+        for counter in counters:
+            self.on(counter, changed.set)
+        try:
+            deadline = self._clock.monotonic() + timeout_s
+            while True:
+                result = await read()
+                left_s = deadline - self._clock.monotonic()
+                if is_enough(result) or left_s <= 0:
+                    return result
+                await changed.wait(min(left_s, READ_AGAIN_S))
+        finally:
+            for counter in counters:
+                self.off(counter, changed.set)
 
     def add_source(self, source: ViewSource) -> None:
         self._sources.append(source)

@@ -25,15 +25,21 @@ def read_secret(headers: Headers) -> bytes | None:
     return api_key
 
 
-async def authenticate_fresh(fleets: FleetSource, fleet: Fleet, headers: Headers) -> tuple[Fleet, Client | Response]:
+async def authenticate_fresh(
+    fleets: FleetSource, headers: Headers, *, retry_after_s: float
+) -> tuple[Fleet, Client] | Response:
     """`authenticate`, after a refresh of the view where the key is unknown: it may have been created a moment ago. A
     secret without the prefix of our keys is refused at once. Concurrent requests share a refresh, so guessing keys
-    causes no more of them than one client does."""
+    causes no more of them than one client does. Returns an error while there is no view yet."""
+    fleet = fleets.fleet
+    if fleet is None:
+        return responses.not_ready(retry_after_s)
     secret = read_secret(headers)
     if secret is not None and secret.startswith(_KEY_PREFIX) and fleet.find_client(secret) is None:
         await fleets.refresh()
         fleet = fleets.fleet or fleet
-    return fleet, authenticate(fleet, headers, fleets.server_now)
+    client = authenticate(fleet, headers, fleets.server_now)
+    return client if isinstance(client, Response) else (fleet, client)
 
 
 def authenticate(fleet: Fleet, headers: Headers, now: Callable[[], float]) -> Client | Response:

@@ -95,13 +95,13 @@ class InferenceFastPath:
             return None
         if policy.expires and client.expires_at <= self._fleets.server_now():
             return None
-        fields = read_fast(body)
-        if fields is None or (client.models is not None and fields.model not in client.models):
+        model = read_fast(body)
+        if model is None or (client.models is not None and model not in client.models):
             return None
         limiter = policy.limiter
         if limiter is not None and limiter.check(self._monotonic()) is not None:
             return None
-        route = self._route_now(RouteRequest(head, fleet, client, fields.model, body))
+        route = self._route_now(RouteRequest(head, fleet, client, model, body))
         if route is None:
             return None
         if limiter is not None and not limiter.begin():

@@ -265,7 +265,7 @@ class Forwarder:
         fleet = self._fleets.fleet
         assert fleet is not None  # the fast path decided by one, and a view is never removed
         body = await request.body.read(2**62)  # it is complete, and its size was checked when it arrived
-        model = self._reader.read(body).model
+        model = self._reader.read(body)
         return InferenceRequest(request, fleet, outcome.client, model, body, outcome.wait_times)
 
     def _route_headers(self, route: Route) -> Headers:

@@ -16,7 +16,7 @@ from corral.gateway.http.auth import authenticate_fresh
 from corral.gateway.http.bodies import BodyBudgets, BudgetExceeded, Reservation, read_whole
 from corral.gateway.http.cors import Cors
 from corral.gateway.http.forward import Forwarder, InferenceRequest
-from corral.gateway.http.model_field import BadBody, FieldReader, Fields
+from corral.gateway.http.model_field import BadBody, FieldReader
 from corral.gateway.http.multipart import SpooledBody, boundary_of, read_model, spool
 from corral.gateway.http.rate_limits import KeyLimiter, Limiters
 from corral.gateway.responses import Response
@@ -189,11 +189,11 @@ class InferenceApi:
         spooled = None
         try:
             if is_multipart:
-                spooled, fields = await self._spool(request, kind)
+                spooled, model = await self._spool(request, kind)
                 body = b""
             else:
                 body = await read_whole(request.body, limit_bytes, reservation)
-                fields = self._reader.read(body, or_model_id=request.route == SOUND_GENERATION_PATH)
+                model = self._reader.read(body, or_model_id=request.route == SOUND_GENERATION_PATH)
         except BodyTooLarge:
             return responses.too_large(limit_bytes)
         except BodyBroken as error:
@@ -205,11 +205,11 @@ class InferenceApi:
         except OSError as error:
             log.error("a request body could not be written to disk", reason=str(error))
             return responses.no_space("disk", self._retry_after_s)
-        if not client.may_use(fields.model):
+        if not client.may_use(model):
             if spooled is not None:
                 spooled.close()
-            return self._unknown_model(fields.model, fleet, client)
-        return InferenceRequest(request, fleet, client, fields.model, body, WaitTimes(), spooled)
+            return self._unknown_model(model, fleet, client)
+        return InferenceRequest(request, fleet, client, model, body, WaitTimes(), spooled)
 
     def _bad_body(self, request: Request, error: BadBody, *, is_known_path: bool) -> Response:
         encoding = request.header(b"content-encoding")
@@ -219,13 +219,13 @@ class InferenceApi:
             return responses.unknown_route(request.method, request.route)
         return responses.openai_error(400, error.message, param=error.param)
 
-    async def _spool(self, request: Request, kind: bytes) -> tuple[SpooledBody, Fields]:
+    async def _spool(self, request: Request, kind: bytes) -> tuple[SpooledBody, str]:
         boundary = boundary_of(kind)
         reservation = self._budgets.disk.reserve()
         spooled = await spool(request.body, self._multipart_limit_bytes, reservation, self._spool_folder)
         try:
             spooled.model_field = await asyncio.to_thread(read_model, spooled.data, boundary)
-            return spooled, Fields(spooled.model_field.model)
+            return spooled, spooled.model_field.model
         except BaseException:
             spooled.close()
             raise
@@ -268,14 +268,10 @@ class InferenceApi:
         return responses.unknown_model(model, installed=len(fleet.models), suggestions=suggestions)
 
     async def _authenticate(self, request: Request) -> tuple[Fleet, Client] | Response:
-        fleet = self._fleets.fleet
-        if fleet is None:
-            return responses.not_ready(self._retry_after_s)
-        fleet, client = await authenticate_fresh(self._fleets, fleet, request.headers)
-        if isinstance(client, Response):
-            return client
-        request.extra["key"] = client.key_id  # for the log line
-        return fleet, client
+        found = await authenticate_fresh(self._fleets, request.headers, retry_after_s=self._retry_after_s)
+        if not isinstance(found, Response):
+            request.extra["key"] = found[1].key_id  # for the log line
+        return found
 
     async def _send(self, request: Request, responder: Responder, response: Response) -> int:
         return await responses.send(responder, response, self._cors.headers(request))

@@ -1,4 +1,4 @@
-"""Reads `model` and `stream` of a JSON body without building the rest of it.
+"""Reads `model` of a JSON body without building the rest of it.
 
 Every replica parses the body again with a parser of its own, and parsers disagree on which of two equal keys counts:
 a body with two `model` keys could be routed and billed as one model and served as another. The gateway refuses such a
@@ -19,9 +19,8 @@ class BadBody(Exception):  # not a ValueError: msgspec would turn one raised in 
         self.param = param
 
 
-class Fields(msgspec.Struct, frozen=True, gc=False):
+class _Body(msgspec.Struct, frozen=True, gc=False):
     model: str
-    stream: bool = False
 
 
 class _Name:
@@ -31,7 +30,7 @@ class _Name:
     __slots__ = ()
 
 
-_MODEL, _MODEL_ID, _STREAM, _OTHER = _Name(), _Name(), _Name(), _Name()
+_MODEL, _MODEL_ID, _OTHER = _Name(), _Name(), _Name()
 _text = msgspec.json.Decoder(str)
 _LARGE_BYTES = 1024 * 1024
 MAX_FIELDS = 1_000_000
@@ -51,7 +50,7 @@ class FieldReader:
         self._seen: set[str] = set()
         self._reads_id = False
 
-    def read(self, body: bytes, *, or_model_id: bool = False) -> Fields:
+    def read(self, body: bytes, *, or_model_id: bool = False) -> str:
         """`or_model_id`: without `model`, the field `model_id` names the model."""
         self._seen.clear()
         self._reads_id = or_model_id
@@ -67,7 +66,7 @@ class FieldReader:
             raise BadBody(f"the body is not JSON: {error}") from error
         except RecursionError as error:
             raise BadBody("the body is nested too deeply") from error
-        return Fields(_model_name(found.get(_MODEL) or found.get(_MODEL_ID)), _is_true(found.get(_STREAM)))
+        return _model_name(found.get(_MODEL) or found.get(_MODEL_ID))
 
     def _name(self, _kind: type, name: str) -> _Name:
         if name == "model" or (self._reads_id and name == "model_id"):
@@ -75,17 +74,17 @@ class FieldReader:
                 raise BadBody(f"`{name}` is given twice", param=name)
             self._seen.add(name)
             return _MODEL if name == "model" else _MODEL_ID
-        return _STREAM if name == "stream" else _OTHER
+        return _OTHER
 
 
-_plain = msgspec.json.Decoder(Fields).decode
+_plain = msgspec.json.Decoder(_Body).decode
 _MODEL_KEY = b'"model"'
 _BACKSLASH = 0x5C
 _ESCAPED_LETTER = b"\\u006"  # each letter of `model` is escaped as \\u006x
 
 
-def read_fast(body: bytes) -> Fields | None:
-    """The same fields as `FieldReader`, at less than half the cost; None where only `FieldReader` can be certain.
+def read_fast(body: bytes) -> str | None:
+    """The same name as `FieldReader`, at less than half the cost; None where only `FieldReader` can be certain.
 
     This decoder takes the last of several equal keys and does not decode the names it skips. There is exactly one
     `model` if the key occurs once, no escape can hide another, and there is no invalid UTF-8 that another parser might
@@ -94,7 +93,7 @@ def read_fast(body: bytes) -> Fields | None:
     if len(body) > _LARGE_BYTES and _has_too_many(body):  # checked here: most bodies are small, and a call costs time
         return None
     try:
-        fields = _plain(body)
+        model = _plain(body).model
         if not body.isascii():
             body.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -102,7 +101,7 @@ def read_fast(body: bytes) -> Fields | None:
     # `rfind` is faster than `in` where there is no match, and a single byte is found much faster than several.
     if body.find(_MODEL_KEY) != body.rfind(_MODEL_KEY) or (_BACKSLASH in body and body.rfind(_ESCAPED_LETTER) >= 0):
         return None
-    return fields if fields.model else None
+    return model or None
 
 
 def _has_too_many(body: bytes) -> bool:
@@ -123,7 +122,3 @@ def _model_name(raw: msgspec.Raw | None) -> str:
     if len(name) > MAX_MODEL_LENGTH:
         raise BadBody("`model` is too long", param="model")
     return name
-
-
-def _is_true(raw: msgspec.Raw | None) -> bool:
-    return raw is not None and bytes(raw) == b"true"

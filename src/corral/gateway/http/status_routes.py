@@ -64,12 +64,10 @@ class StatusRoutes:
         return Response(503, why, (TEXT, responses.retry_after(self._retry_after_s)))
 
     async def _metrics_text(self, request: Request) -> Response:
-        fleet = self._fleets.fleet
-        if fleet is None:
-            return responses.not_ready(self._retry_after_s)
-        _, client = await authenticate_fresh(self._fleets, fleet, request.headers)
-        if isinstance(client, Response):
-            return client
+        found = await authenticate_fresh(self._fleets, request.headers, retry_after_s=self._retry_after_s)
+        if isinstance(found, Response):
+            return found
+        _, client = found
         if not client.may_watch:
             return responses.forbidden(client.role, "read metrics")
         now = self._clock.monotonic()

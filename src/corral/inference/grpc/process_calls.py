@@ -86,5 +86,5 @@ def _translate(error: grpc.aio.AioRpcError, timeout_s: float) -> Exception:
         case grpc.StatusCode.UNAVAILABLE:
             return Unreachable(words)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return OutcomeUnknown(f"LoadModel took longer than {timeout_s:.0f} s")
+            return OutcomeUnknown(f"LoadModel took longer than {timeout_s:g} s")
     return Failed(words)

@@ -10,12 +10,12 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from corral.contract.codec import encode
 from corral.contract.http import Target
+from corral.kit.tasks import run_until_first_ends
 from corral.worker.supervisor.logs import Follower, LogBook
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class LogStreams:
         await socket.prepare(request)
         async with self._book.follow(request.match_info["name"], buffer=BUFFERED_LINES) as lines:
             await self._send(socket, {"type": "initial", "lines": lines.initial})
-            await _first_to_end(self._tell(socket, lines), self._listen(socket), self._ping(socket))
+            await run_until_first_ends(self._tell(socket, lines), self._listen(socket), self._ping(socket))
         await socket.close()
         return socket
 
@@ -96,14 +96,3 @@ class LogStreams:
     async def _send(self, socket: web.WebSocketResponse, frame: object) -> None:
         async with asyncio.timeout(self._timeouts.write_s):
             await socket.send_str(encode(frame).decode())
-
-
-async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
-    """However the first one ends, the others end with it. A follower who went is no error."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

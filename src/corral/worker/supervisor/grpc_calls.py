@@ -7,13 +7,12 @@ Importing gRPC costs as much memory as a quarter of the worker, so only a worker
 
 from __future__ import annotations
 
-import grpc
 import grpc.aio
-from google.protobuf import json_format
 
 from corral.contract import backend_pb2 as pb
+from corral.inference.grpc import process_calls
 from corral.inference.grpc.process_calls import bearer_metadata, open_stub
-from corral.kit.errors import Failed, Invalid
+from corral.kit.errors import Failed, OutcomeUnknown, Unreachable
 
 
 async def ask_health(address: str, token: str, timeout_s: float) -> str | None:
@@ -33,17 +32,11 @@ class BrokeOff(Failed):
 async def load_model(address: str, token: str, options: str, timeout_s: float) -> None:
     """Raises Failed with the backend's own message, BrokeOff without one, Invalid for options that cannot be parsed."""
     try:
-        request = json_format.Parse(options, pb.ModelOptions())
-    except json_format.ParseError as error:
-        raise Invalid(f"these are no ModelOptions: {error}") from error
-    try:
-        async with open_stub(address) as backend:
-            result = await backend.LoadModel(request, timeout=timeout_s, metadata=bearer_metadata(token))
-    except grpc.aio.AioRpcError as error:
-        kind = BrokeOff if error.code() is grpc.StatusCode.UNAVAILABLE else Failed
-        raise kind(f"LoadModel: {error.code().name}: {error.details()}") from error
-    if not result.success:
-        raise Failed(f"LoadModel was refused: {result.message or 'no reason given'}")
+        await process_calls.load_model(address, token, options, timeout_s)
+    except Unreachable as error:
+        raise BrokeOff(error.message) from error
+    except OutcomeUnknown as error:  # a process that has not loaded its model in time is stopped
+        raise Failed(error.message) from error
 
 
 async def free(address: str, token: str, timeout_s: float) -> str | None:

@@ -23,6 +23,7 @@ import msgspec
 from corral.contract.codec import Message
 from corral.kit.errors import Failed
 from corral.kit.log import get_log
+from corral.kit.tasks import wait_readable
 from corral.worker.supervisor import shim
 from corral.worker.supervisor.identity import Identity, kill_leftovers
 from corral.worker.supervisor.tail import LogLine, LogTail
@@ -136,7 +137,7 @@ async def spawn_shim(folder: Path, *, timeout_s: float) -> int:
         os.close(ready)
         ready = -1
         async with asyncio.timeout(timeout_s):
-            await _end_of_file(waiting)
+            await wait_readable(waiting)
     except TimeoutError as error:
         os.kill(pid, signal.SIGKILL)  # our own child, not reaped yet: its id cannot be another process's
         await asyncio.to_thread(os.waitpid, pid, 0)
@@ -164,16 +165,6 @@ def _spawn(folder: Path, ready: int) -> int:
         # At once: Ctrl-C in a terminal is for the worker. Elsewhere the shim does it itself, a moment later.
         setsid=sys.platform == "linux",
     )
-
-
-async def _end_of_file(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(descriptor, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
 
 
 def reap(pid: int) -> bool:
