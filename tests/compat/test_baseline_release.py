@@ -57,7 +57,7 @@ def test_the_present_controller_serves_the_database_and_the_worker_of_the_baseli
         replace_controller(cluster)
         after = contents(cluster)
         for kind, rows in before.items():
-            assert after[kind] == rows, kind
+            assert as_before(rows, after[kind]) == rows, kind
         cluster.wait_status(cluster.members[0], NODE, "healthy")
         assert chat(cluster, "again") == "mock 1: again"
         assert replica_ids(cluster) == before["replicas"], "the replica from before serves on"
@@ -105,6 +105,15 @@ def contents(cluster: Cluster) -> dict[str, Any]:
         "tokens": read(cluster, "/api/tokens"),
         "replicas": replica_ids(cluster),
     }
+
+
+def as_before(before: Any, after: Any) -> Any:
+    """`after` without the fields that the present release adds: answers may only grow."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return {key: as_before(before[key], value) for key, value in after.items() if key in before}
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return [as_before(old, new) for old, new in zip(before, after, strict=True)]
+    return after
 
 
 def replace_controller(cluster: Cluster) -> None:

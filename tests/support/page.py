@@ -35,6 +35,8 @@ from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.health.classify import Guard
 from corral.controller.health.monitor import HealthMonitor
 from corral.controller.health.observation_window import ObservationWindow
+from corral.controller.install.catalogue_fits import CatalogueFits, SizeLookups
+from corral.controller.install.planner import InstallPlanner
 from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.models.schedules import Schedules
 from corral.controller.registry.changes import NodeChanges
@@ -52,6 +54,7 @@ from corral.kit.clock import Clock, SystemClock
 from corral.store import Store, open_store
 from corral.store.tables import node_labels, nodes, revisions
 from corral.store.tables.nodes import Node
+from tests.support.backend_api import EmptyFleet, not_found
 from tests.support.backend_fleet import QUICK, QUICK_PACE, Fleet, open_fleet, sqlite_url
 from tests.support.model_catalogue import NothingToFetch, models_of
 from tests.support.replica_fleet import ReplicaFleet, open_replica_fleet
@@ -175,7 +178,8 @@ def _page_app(
     overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
     services = {"access": access, "join_tokens": tokens, "nodes": admin, "feed": feed, "overview": overview}
     services |= {"operations": backends.operations, "installed": backends.installed, "integrity": backends.integrity}
-    services |= {"fetches": NothingToFetch(), "gallery_status": GalleryStatus({})}
+    services |= {"fetches": NothingToFetch(), "planner": NoSources(), "gallery_status": GalleryStatus({})}
+    services |= {"fits": CatalogueFits(EmptyFleet(), SizeLookups(not_found, clock), wait_s=0.01)}
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.resolver}
     models = models_of(store, feed)
     services |= {"models": models, "schedules": Schedules(store, feed), "receipts": ReceiptService(store, clock)}
@@ -203,6 +207,13 @@ def _page_app(
         warnings.simplefilter("ignore", LitestarDeprecationWarning)
         app = build_app(unused | services | more | dependencies(door_clock), access_service=access, ca_pem="")
     return PageApp(app, store, access, feed, admin, tokens)
+
+
+class NoSources(InstallPlanner):
+    """These pages install models of galleries only."""
+
+    def __init__(self) -> None:
+        pass
 
 
 @contextlib.asynccontextmanager
