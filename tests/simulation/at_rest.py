@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 _LOOK_S = 15.0
+_MAX_RETRIES = 6  # models that do not fit beside each other replace each other for as long as clients request them
 _STAYS_S = 45.0  # longer than old news are left alone, and than the reconciler's own round
 
 
@@ -90,14 +91,14 @@ async def comes_to_rest(simulation: Simulation) -> None:
     deadline = simulation.loop.time() + simulation.plan.rest_s
     left = ["nothing was looked at"]
     quiet_since: float | None = None
-    retried_at = float("-inf")
+    retried_at, retries = float("-inf"), 0
     while simulation.loop.time() < deadline:
         await asyncio.sleep(_LOOK_S)
         left = await unsettled(simulation)
         if left:
             quiet_since = None
-            if simulation.loop.time() - retried_at >= 60:
-                retried_at = simulation.loop.time()
+            if retries < _MAX_RETRIES and simulation.loop.time() - retried_at >= 60:
+                retried_at, retries = simulation.loop.time(), retries + 1
                 await _a_person_retries(simulation)
             continue
         if not tried:
