@@ -15,15 +15,14 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Protocol
 
 from corral.blobs.progress import OnProgress, Progress, ignore_progress
 from corral.blobs.sources.context import unwrapped_task_group
-from corral.bus.api import Bus, Tokens
+from corral.bus.api import Bus
 from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress, Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, read_definition
+from corral.controller.files.model_files import ModelFiles
 from corral.controller.models.views import definition_of
 from corral.controller.operations.file_operations import (
     COUNTER,
@@ -38,6 +37,7 @@ from corral.controller.operations.file_operations import (
     read_row,
     write_row,
 )
+from corral.controller.operations.progress import ProgressCollector
 from corral.controller.operations.state import settle
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
@@ -47,27 +47,10 @@ from corral.kit.humanize import format_bytes
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks, Wake, run_every
 from corral.store.engine.transactions import Store
-from corral.store.records import CONTROLLER, OperationNode, OperationNodeStatus
+from corral.store.records import CONTROLLER, OperationNodeStatus
 from corral.store.tables import models, operation_nodes, operations, revisions
 
 log = get_log(__name__)
-
-
-class FetchedFiles(Protocol):
-    """The part of `ModelFiles` that fetches need."""
-
-    async def ensure(self, definition: Definition, on_progress: OnProgress) -> tuple[ReplicaFile, ...]: ...
-    async def needs_files(self, definition: Definition) -> bool: ...
-    async def are_here(self, definition: Definition) -> bool: ...
-    def find(self, digest: str) -> Path | None: ...
-    def sources_for(self, node_id: str, files: Sequence[ReplicaFile] = ()) -> tuple[tuple[str, ...], str]: ...
-
-
-class ProgressSink(Protocol):
-    """Merges progress that this controller reports with that of others."""
-
-    async def on_progress(self, event: InstallProgress, tokens: Tokens) -> None: ...
-    def merge(self, operation_id: str, rows: Sequence[OperationNode]) -> list[OperationNode]: ...
 
 
 @dataclass(frozen=True)
@@ -102,8 +85,8 @@ class Fetches:
         self,
         store: Store,
         bus: Bus,
-        files: FetchedFiles,
-        progress: ProgressSink,
+        files: ModelFiles,
+        progress: ProgressCollector,
         leadership: Leadership,
         feed: ChangeFeed,
         clock: Clock,

@@ -22,16 +22,10 @@ from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.blobs.transfer.remote import UrlRemote
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import Wheel, is_safe_path, parse_requirement
-from corral.gallery.pypi.lock import Lock
+from corral.gallery.pypi.lock import WheelLocker
 from corral.kit.errors import Failed, Invalid, NotFound
 
 SCHEME = "pypi://"
-
-
-class Locker(Protocol):
-    """Locks a package alone, without what it needs."""
-
-    async def lock(self, requirement: str, *, platform: str, python: str) -> Lock: ...
 
 
 class Measure(Protocol):
@@ -77,7 +71,7 @@ class WheelFile:
 
 class Packages:
     def __init__(
-        self, session: aiohttp.ClientSession, locker: Locker, measure: Measure, *, platform: str, python: str
+        self, session: aiohttp.ClientSession, locker: WheelLocker, measure: Measure, *, platform: str, python: str
     ) -> None:
         self._session = session
         self._locker = locker

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Protocol
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -18,7 +17,7 @@ from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.artifacts import HubSnapshot
 from corral.contract.models import ModelFile
 from corral.contract.sources import parse_repository
-from corral.controller.files.hub import HubFile, Listing
+from corral.controller.files.hub import Hub, HubFile, Listing
 from corral.kit.errors import NotFound
 from corral.kit.log import get_log
 from corral.store.tables.model_files import StoredFile
@@ -28,12 +27,8 @@ log = get_log(__name__)
 SCHEME = "huggingface://"
 
 
-class Lists(Protocol):
-    async def list_(self, repository: str, revision: str) -> Listing: ...
-
-
 class Snapshots:
-    def __init__(self, blobs: BlobStore, hub: Lists) -> None:
+    def __init__(self, blobs: BlobStore, hub: Hub) -> None:
         self._blobs = blobs
         self._hub = hub
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Protocol
 
 from corral.bus.api import Bus
 from corral.contract.messages.replicas import (
@@ -24,6 +23,7 @@ from corral.contract.messages.replicas import (
 )
 from corral.contract.models import read_definition
 from corral.controller.localai.calls import PeerCalls, PeerUnreachable
+from corral.controller.localai.load import PeerLoads
 from corral.controller.localai.start import PeerStarter
 from corral.controller.localai.table import NotLeading, PeerTable
 from corral.controller.orders.observations import OrderAccepted, OrderEnded, OrderNotSent, ReplicaObservation
@@ -43,11 +43,6 @@ from corral.store.tables.peer_processes import PeerProcess
 log = get_log(__name__)
 
 
-class Busyness(Protocol):
-    def total(self, process_id: str) -> int:
-        """Requests under way, at all controllers."""
-
-
 class PeerOrders:
     """`async with` it. Fits `ReplicaOrders`."""
 
@@ -59,7 +54,7 @@ class PeerOrders:
         calls: PeerCalls,
         starting: PeerStarter,
         table: PeerTable,
-        busy: Busyness,
+        busy: PeerLoads,
         clock: Clock,
         *,
         token: str,

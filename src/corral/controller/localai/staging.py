@@ -17,9 +17,9 @@ import msgspec
 
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.sources import is_safe_path
+from corral.controller.files.model_files import ModelFiles
 from corral.controller.localai import file_server
 from corral.controller.localai.file_server import FileServers
-from corral.controller.localai.needs import ModelFiles
 from corral.inference.load_options import LoadTarget, load_options, weights_of
 from corral.kit.errors import CorralError, Failed, NotFound
 from corral.kit.log import get_log

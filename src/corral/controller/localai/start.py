@@ -21,12 +21,13 @@ from corral.blobs.progress import ignore_progress
 from corral.contract.messages.backends import InstallProgress, Phase
 from corral.contract.messages.replicas import ReplicaProgress, ReplicaState, StartReplica
 from corral.contract.models import Definition
+from corral.controller.files.model_files import ModelFiles
 from corral.controller.localai.calls import PeerCalls
 from corral.controller.localai.file_server import FileServerAddress
-from corral.controller.localai.needs import Logs, ModelFiles
 from corral.controller.localai.processes import process_key, reachable_address
 from corral.controller.localai.staging import PeerStaging, StagingProgress, load_timeout_s, options_of, place_of
 from corral.controller.localai.table import NotLeading, PeerTable
+from corral.controller.registry.ingress_client import IngressClient
 from corral.inference.backend_process import ProcessHealth
 from corral.inference.grpc.process_calls import check_health, load_model
 from corral.kit.clock import Clock
@@ -59,7 +60,7 @@ class PeerStarter:
         staging: PeerStaging,
         files: ModelFiles,
         table: PeerTable,
-        logs: Logs,
+        logs: IngressClient,
         clock: Clock,
         token: str,
         times: StartTimes | None = None,

@@ -36,6 +36,7 @@ from corral.controller.operations.file_operations import (
     version_of,
     write_rows,
 )
+from corral.controller.operations.progress import ProgressCollector
 from corral.controller.operations.state import settle
 from corral.controller.operations.views import STAGE
 from corral.controller.orders.observations import OrderAccepted, OrderEnded, OrderNotSent, OrderUnconfirmed
@@ -67,13 +68,6 @@ class StagedFiles(Protocol):
     def sources_for(self, node_id: str, files: Sequence[ReplicaFile] = ()) -> tuple[tuple[str, ...], str]: ...
 
 
-class ProgressRows(Protocol):
-    """Merges stored rows with progress that was reported since."""
-
-    def merge(self, operation_id: str, rows: Sequence[OperationNode]) -> list[OperationNode]: ...
-    def sources_text(self, operation_id: str, node_id: str) -> str: ...
-
-
 @dataclass(frozen=True)
 class StagePace:
     interval_s: float = 2.0
@@ -101,7 +95,7 @@ class Stages:
         bus: Bus,
         files: StagedFiles,
         calls: StageCalls,
-        progress: ProgressRows,
+        progress: ProgressCollector,
         leadership: Leadership,
         feed: ChangeFeed,
         clock: Clock,
