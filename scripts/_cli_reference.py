@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from corral.cli.main import COMMANDS, load
+from corral.cli.commands import COMMANDS
+from corral.cli.run import load
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
 ROLES = ("controller", "gateway", "worker")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import platform
 
-import typer
-
 from corral import __version__
+from corral.cli.common import declare
 from corral.cli.common.options import Json
 from corral.cli.common.output import print_json, print_line
 from corral.contract.codec import PROTOCOL
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = declare.App()
 
 
-@app.command()
+@app.command("version")
 def version(
     as_json: Json = False,
 ) -> None:

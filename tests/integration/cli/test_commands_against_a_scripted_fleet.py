@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from corral.cli.main import COMMANDS, load
+from corral.cli.commands import COMMANDS
+from corral.cli.run import load
 from tests.integration.cli.conftest import Corral, start
 from tests.support.scripted_fleet import event, node, refused
 from tests.support.waiting import wait_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from corral.cli.main import COMMANDS
+from corral.cli.commands import COMMANDS
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import corral.client
+from corral.cli.commands import COMMANDS
 from corral.cli.common.fleet_command import IS_DESTRUCTIVE
-from corral.cli.main import COMMANDS, load, main
+from corral.cli.main import main
+from corral.cli.run import load
 from corral.client import Endpoint
 
 CLI_PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"

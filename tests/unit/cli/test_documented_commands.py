@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
-import typer
 
-from corral.cli.main import root
+from corral.cli.run import root
 
 ROOT = Path(__file__).parents[3]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md")))
@@ -40,11 +40,12 @@ def test_some_are_found() -> None:
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS)
 def test_a_command_is_one(page: Path, words: str) -> None:
-    command, left = typer.main.get_command(root), shlex.split(words)
-    context = typer.Context(command, info_name="corral")
-    while isinstance(command, typer.core.TyperGroup):  # down to the command itself, which reads the rest
+    command: click.Command = root()
+    left = shlex.split(words)
+    context = click.Context(command, info_name="corral")
+    while isinstance(command, click.Group):  # down to the command itself, which reads the rest
         name, found, left = command.resolve_command(context, left)
         assert found is not None
         command = found
-        context = typer.Context(command, info_name=name, parent=context)
+        context = click.Context(command, info_name=name, parent=context)
     command.parse_args(context, left)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
+from corral.cli.common import declare
 from corral.cli.models import text as model_text
 from corral.cli.models.replicas import schedule_of
 from corral.contract.catalogue import ModelView, ScheduleView
@@ -130,7 +130,7 @@ def test_a_number_takes_back_every_node() -> None:
     assert (body.spread_all, body.min_replicas, body.node_selector) == (False, 2, {"tier": "fast"})
     body = schedule_of("m", everywhere, None, None, every_node=False, selector="", policy="round_robin")
     assert (body.spread_all, body.node_selector, body.route_policy) == (True, {}, "round_robin")
-    with pytest.raises(typer.BadParameter, match="two values of one label"):
+    with pytest.raises(declare.BadParameter, match="two values of one label"):
         schedule_of("m", None, 1, None, every_node=False, selector="tier=fast,tier=slow", policy=None)
 
 

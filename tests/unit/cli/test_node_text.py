@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-import typer
 
+from corral.cli.common import declare
 from corral.cli.nodes import text as node_text
 from corral.client.events import Changed, FleetEvent, NodeRemoved, NodeSeen, Restarted, StateComplete
 from corral.contract.admin import NodeView
@@ -84,7 +84,7 @@ def test_label_changes() -> None:
 
 @pytest.mark.parametrize("bad", [["a"], ["=1"], ["-"], [""], ["a=1", "a-"]])
 def test_what_is_no_label_change_is_refused(bad: list[str]) -> None:
-    with pytest.raises(typer.BadParameter):
+    with pytest.raises(declare.BadParameter):
         node_text.read_label_changes(bad)
 
 

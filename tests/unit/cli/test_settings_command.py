@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-import typer
-import typer.main
 
+from corral.cli.common import declare
 from corral.cli.common.settings_command import settings_command
 from corral.kit.settings import BadSettings, Seconds, setting
 
@@ -30,9 +29,9 @@ def run(words: list[str], env: dict[str, str] | None = None, **more: Any) -> lis
         ran.append(settings)
         return 7
 
-    app = typer.Typer(rich_markup_mode=None)
-    app.command()(settings_command(Settings, keep, help="Do it.", env=env or {}, **more))
-    code = typer.main.get_command(app).main(args=words, prog_name="x", standalone_mode=False)
+    app = declare.App()
+    app.command("x")(settings_command(Settings, keep, help="Do it.", env=env or {}, **more))
+    code = app.build().main(args=words, prog_name="x", standalone_mode=False)
     assert code in (0, 7, 9)
     return ran
 
@@ -75,6 +74,6 @@ def test_short_help_hides_the_advanced_and_help_all_shows_them(capsys: pytest.Ca
 
 
 def test_further_arguments_and_a_reader_that_ends_it() -> None:
-    argument = {"url": Annotated[str | None, typer.Argument()]}
+    argument = {"url": Annotated[str | None, declare.Argument()]}
     assert run(["here"], arguments=argument, read=lambda given: {"data": given["url"]})[0].data == Path("here")
     assert run(["here"], arguments=argument, read=lambda given: 9) == []

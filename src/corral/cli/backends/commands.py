@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from corral.cli.backends import text as backend_text
 from corral.cli.backends.verify import verify_on_nodes
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_command, fleet_command
 from corral.cli.common.options import (
     NO_MATCH,
@@ -46,10 +45,7 @@ if TYPE_CHECKING:
     from corral.client.resources.backends import AvailableBackend
     from corral.contract.admin import BackendMatrix
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
+app = declare.App(
     help="""Install, upgrade, verify and delete backends.
 
     Backends are the inference engines on the nodes.
@@ -61,22 +57,22 @@ app = typer.Typer(
       corral backends upgrade --outdated --dry-run
     """,
 )
-Backend = Annotated[str, typer.Argument(metavar="NAME", help="name of the backend", show_default=False)]
-Names = Annotated[list[str], typer.Argument(metavar="NAME", help="names of backends", show_default=False)]
-MaybeNames = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="names of backends", show_default=False)]
+Backend = Annotated[str, declare.Argument(metavar="NAME", help="name of the backend")]
+Names = Annotated[list[str], declare.Argument(metavar="NAME", help="names of backends")]
+MaybeNames = Annotated[list[str] | None, declare.Argument(metavar="NAME", help="names of backends")]
 Node = Annotated[
-    str, typer.Option("--node", metavar="NODE", help="only on this node, by name or id", callback=reject_empty)
+    str, declare.Option("--node", metavar="NODE", help="only on this node, by name or id", callback=reject_empty)
 ]
 Selector = Annotated[
     str,
-    typer.Option(
+    declare.Option(
         "--selector", "-l", metavar="LABELS", help="only on nodes with these labels: a=b,!c", callback=reject_empty
     ),
 ]
-AllNodes = Annotated[bool, typer.Option("--all-nodes", help="on every node, including nodes that join later")]
+AllNodes = Annotated[bool, declare.Option("--all-nodes", help="on every node, including nodes that join later")]
 MaxParallel = Annotated[
     str,
-    typer.Option("--max-parallel", metavar="N", help="number or share of nodes that switch at the same time: 3, 25%"),
+    declare.Option("--max-parallel", metavar="N", help="number or share of nodes that switch at the same time: 3, 25%"),
 ]
 
 
@@ -86,12 +82,10 @@ async def list_available(
     client: Client,
     term: Annotated[
         str,
-        typer.Argument(
-            metavar="TERM", help="only entries with this text in name, description or tags", show_default=False
-        ),
+        declare.Argument(metavar="TERM", help="only entries with this text in name, description or tags"),
     ] = "",
     builds: Annotated[
-        bool, typer.Option("--builds", help="include builds for one kind of hardware and development versions")
+        bool, declare.Option("--builds", help="include builds for one kind of hardware and development versions")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -196,16 +190,16 @@ async def install_backends(
     all_nodes: AllNodes = False,
     uri: Annotated[
         str,
-        typer.Option(
+        declare.Option(
             "--uri", metavar="URI", help="install from this URI instead of a gallery: oci://, https://, file://"
         ),
     ] = "",
-    own_name: Annotated[str, typer.Option("--name", metavar="NAME", help="with --uri: name of the backend")] = "",
+    own_name: Annotated[str, declare.Option("--name", metavar="NAME", help="with --uri: name of the backend")] = "",
     alias: Annotated[
-        str, typer.Option("--alias", metavar="NAME", help="with --uri: a second name of the backend")
+        str, declare.Option("--alias", metavar="NAME", help="with --uri: a second name of the backend")
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="fetch and install again, even if the backend is installed")
+        bool, declare.Option("--force", help="fetch and install again, even if the backend is installed")
     ] = False,
     max_parallel: MaxParallel = "",
     dry_run: DryRun = False,
@@ -226,9 +220,9 @@ async def install_backends(
       corral backends install --uri file:///srv/backends/mine.tar.gz --name mine
     """
     if bool(uri) == bool(names):
-        raise typer.BadParameter("give either names of backends or --uri")
+        raise declare.BadParameter("give either names of backends or --uri")
     if (own_name or alias) and not uri:
-        raise typer.BadParameter("--name and --alias need --uri")
+        raise declare.BadParameter("--name and --alias need --uri")
     scope = node_scope(node, selector, all_nodes, default=True)
     extra = {"uri": absolute_uri(uri), "name": own_name, "alias": alias} if uri else {}
     bodies = [
@@ -244,7 +238,7 @@ async def upgrade_backends(
     client: Client,
     names: MaybeNames = None,
     outdated: Annotated[
-        bool, typer.Option("--outdated", help="every backend that has a newer version in a gallery")
+        bool, declare.Option("--outdated", help="every backend that has a newer version in a gallery")
     ] = False,
     node: Node = "",
     selector: Selector = "",
@@ -266,7 +260,7 @@ async def upgrade_backends(
       corral backends upgrade vllm --selector tier=test --max-parallel 1
     """
     if outdated == bool(names):
-        raise typer.BadParameter("give either names of backends or --outdated")
+        raise declare.BadParameter("give either names of backends or --outdated")
     scope = node_scope(node, selector, all_nodes, default=True)
     chosen = list(names or []) or await _outdated(client, node)
     bodies = [operation_body("upgrade", each, scope, max_parallel=max_parallel) for each in chosen]
@@ -314,7 +308,7 @@ async def delete_backends(
     node: Node = "",
     selector: Selector = "",
     all_nodes: AllNodes = False,
-    force: Annotated[bool, typer.Option("--force", help="delete even if a model uses the backend")] = False,
+    force: Annotated[bool, declare.Option("--force", help="delete even if a model uses the backend")] = False,
     yes: Yes = False,
     dry_run: DryRun = False,
     detach: Detach = False,
@@ -340,7 +334,7 @@ async def delete_backends(
 async def list_upgrades(
     client: Client,
     check: Annotated[
-        bool, typer.Option("--check", help="read the galleries now instead of using the last result")
+        bool, declare.Option("--check", help="read the galleries now instead of using the last result")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import typing
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.data_folder import DataFolder
+from corral.cli.common.declare import annotated_parameters, keyword, with_parameters
 from corral.cli.common.options import Ca, Context, Key, Url, Yes, confirm
 from corral.cli.common.output import is_interactive, print_note, printable
-from corral.cli.common.settings_command import set_signature
 from corral.kit.process import lock_holder
 
 if TYPE_CHECKING:
@@ -54,7 +52,7 @@ def _destructive(work: Work[P], is_destructive: Callable[[dict[str, Any]], bool]
         if is_destructive(given):
             _confirm_fleet(endpoint, yes=yes, confirms_itself=confirms_itself)
 
-    more = [] if confirms_itself else [_keyword("yes", Yes, False)]
+    more = [] if confirms_itself else [keyword("yes", Yes, False)]
     command = _command(work, before=before, more=more)
     command.__dict__[IS_DESTRUCTIVE] = True  # read by the test that lists the destructive commands
     return command
@@ -66,7 +64,7 @@ def _confirm_fleet(endpoint: Endpoint, *, yes: bool, confirms_itself: bool) -> N
     fleet = f"the fleet {endpoint.context!r} ({endpoint.url}, {endpoint.data})"
     others = ", ".join(endpoint.others)
     if not yes and not is_interactive():
-        raise typer.BadParameter(
+        raise declare.BadParameter(
             f"this command would change {fleet}, not {others}: choose a fleet with --context, or add --yes"
         )
     print_note(printable(f"This command changes {fleet}, not {others}."))
@@ -81,7 +79,7 @@ def _command(
         from corral.client import Client, find_endpoint
 
         # `corral --context NAME nodes list` means the same as `corral nodes list --context NAME`.
-        root = given.pop("typer_context").find_root()
+        root = given.pop("command_context").find_root()
         given["context"] = given["context"] or root.params.get("fleet")
         endpoint = find_endpoint(**{name: given.pop(name) for name in _CONNECTION}, env=os.environ)
         before(endpoint, given)
@@ -92,20 +90,14 @@ def _command(
 
         return asyncio.run(talk()) or 0
 
-    # Only the type checker imports the type of the client here: the import costs most of a second.
-    hints = typing.get_type_hints(work, localns={"Client": object}, include_extras=True)
-    own = [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name])
-        for each in inspect.signature(work).parameters.values()
-        if each.name != "client"
-    ]
-    connection = [_keyword(name, annotation, None) for name, annotation in _CONNECTION.items()]
-    connection.append(_keyword("typer_context", typer.Context, inspect.Parameter.empty))
-    return set_signature(invoke, own + more + connection, doc=inspect.getdoc(work) or "")
+    def parameters() -> list[inspect.Parameter]:
+        # Only the type checker imports the type of the client here: the import costs more than the rest of a command.
+        own = [each for each in annotated_parameters(work, Client=object) if each.name != "client"]
+        connection = [keyword(name, annotation, None) for name, annotation in _CONNECTION.items()]
+        connection.append(keyword("command_context", declare.Context, inspect.Parameter.empty))
+        return own + more + connection
 
-
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return with_parameters(invoke, parameters, doc=inspect.getdoc(work) or "")
 
 
 def _is_supervised(data: str) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from corral.cli.commands import CONTEXT_HELP
+from corral.cli.common import declare
 from corral.cli.common.output import (
     DONE,
     FAILED,
@@ -25,37 +25,38 @@ if TYPE_CHECKING:
 
 NO_MATCH = "No gallery has an entry that matches."
 NO_MATCH_IN_READABLE_GALLERIES = "No gallery that can be read has an entry that matches."
-CONTEXT_HELP = "name of a fleet on this machine, from `corral contexts list` (CORRAL_CONTEXT)"
-Json = Annotated[bool, typer.Option("--json", help="print JSON and nothing else on stdout")]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="return at once instead of showing the progress")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="only show what would change")]
-Data = Annotated[str | None, typer.Option("--data", metavar="PATH", help="data folder of the fleet (CORRAL_DATA)")]
-Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="URL of the fleet (CORRAL_URL)")]
+Json = Annotated[bool, declare.Option("--json", help="print JSON and nothing else on stdout")]
+Detach = Annotated[bool, declare.Option("--detach", "-d", help="return at once instead of showing the progress")]
+Yes = Annotated[bool, declare.Option("--yes", "-y", help="do not ask for confirmation")]
+DryRun = Annotated[bool, declare.Option("--dry-run", help="only show what would change")]
+Data = Annotated[str | None, declare.Option("--data", metavar="PATH", help="data folder of the fleet (CORRAL_DATA)")]
+Url = Annotated[str | None, declare.Option("--url", metavar="URL", help="URL of the fleet (CORRAL_URL)")]
 Key = Annotated[
     str | None,
-    typer.Option(
+    declare.Option(
         "--key", metavar="KEY", help="API key; CORRAL_KEY and CORRAL_KEY_FILE keep it out of the process list"
     ),
 ]
-Ca = Annotated[str | None, typer.Option("--ca", metavar="CA", help="CA of the fleet: PEM file or sha256:… (CORRAL_CA)")]
-Context = Annotated[str | None, typer.Option("--context", metavar="NAME", help=CONTEXT_HELP)]
+Ca = Annotated[
+    str | None, declare.Option("--ca", metavar="CA", help="CA of the fleet: PEM file or sha256:… (CORRAL_CA)")
+]
+Context = Annotated[str | None, declare.Option("--context", metavar="NAME", help=CONTEXT_HELP)]
 
 
-def reject_empty(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
+def reject_empty(context: declare.Context, param: declare.Parameter, value: str) -> str:
     """Refuse an option that was given without a value: `--node "$NODE"` with NODE unset must not mean every node."""
     source = context.get_parameter_source(param.name or "")
     if source is not None and source.name == "COMMANDLINE" and not value.strip():
-        raise typer.BadParameter("the value is empty: give one, or remove the option")
+        raise declare.BadParameter("the value is empty: give one, or remove the option")
     return value
 
 
 def confirm(action: str) -> None:
     """Ask before `action` (`delete attic`). Without a terminal to ask on, refuse and name --yes."""
     if not is_interactive():
-        raise typer.BadParameter(f"cannot ask for confirmation without a terminal: add --yes to {action}")
-    if not typer.confirm(f"Really {action}?", default=False):
-        raise typer.Exit(FAILED)
+        raise declare.BadParameter(f"cannot ask for confirmation without a terminal: add --yes to {action}")
+    if not declare.confirm(f"Really {action}?", default=False):
+        raise declare.Exit(FAILED)
 
 
 async def note_unread_galleries(client: Client, kind: str) -> bool:

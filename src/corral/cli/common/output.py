@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+QUIET = "CORRAL_QUIET"  # set by `--quiet`
 DONE, FAILED, USAGE, STILL_RUNNING, INTERRUPTED = 0, 1, 2, 3, 130
 _STYLES = {
     "healthy": "green",
@@ -60,14 +61,20 @@ def print_line(line: str = "") -> None:
 
 
 def print_note(line: str) -> None:
-    """Print a hint or a summary for people on stderr, so that scripts that read stdout do not see it."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a hint or a summary for people on stderr, so that scripts that read stdout do not see it. Not with
+    `--quiet`."""
+    if not is_quiet():
+        print(line, file=sys.stderr, flush=True)
+
+
+def is_quiet() -> bool:
+    return bool(os.environ.get(QUIET))
 
 
 def print_error(message: str) -> None:
     """Print each line of the message on stderr with the prefix `corral: `."""
     for line in message.splitlines() or [""]:
-        print_note(f"corral: {printable(line)}")
+        print(f"corral: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:

@@ -1,9 +1,8 @@
 """The settings of a process as options of its command, so that flags, variables and the reference page have one source.
 
-Typer reads a function's signature; `settings_command` makes a function whose signature is the declaration of the
-settings. The options have no default and no type of their own: an option that is not given stays None, and
-`kit.settings.read_settings` reads, checks and explains all of them, so a fault in a variable and a fault in a flag are
-reported in the same words.
+`settings_command` makes a function whose parameters are the settings. The options have no default and no type of their
+own: an option that is not given stays None, and `kit.settings.read_settings` reads, checks and explains all of them, so
+a fault in a variable and a fault in a flag are reported in the same words.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import typer
-
+from corral.cli.common import declare
+from corral.cli.common.declare import keyword, with_parameters
 from corral.kit.settings import SettingDoc, describe, read_settings
 
 T = TypeVar("T")
@@ -33,7 +32,7 @@ def settings_command(
     env: Mapping[str, str] | None = None,
     remembered: Callable[[T], tuple[Path, Mapping[str, Any]]] | None = None,
 ) -> Run:
-    """Make a function for Typer. `arguments` are further parameters (name → annotation) that come before the settings.
+    """Make the function of a command. `arguments` are further parameters (name → annotation) before the settings.
     `read` turns the given values into flags of the settings, or into an exit code when there is nothing to run.
     `remembered` returns the saved settings of earlier starts and their file, given the settings of this start."""
 
@@ -55,42 +54,29 @@ def settings_command(
                 settings = read_settings(kind, **now, remembered=known, remembered_in=place)
         return run(settings)
 
-    return set_signature(invoke, _parameters(kind, arguments or {}, shown), doc=help)
-
-
-def set_signature(function: Callable[..., Any], parameters: list[inspect.Parameter], *, doc: str) -> Run:
-    """Give a `**kwargs` function a signature that Typer can read."""
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {each.name: each.annotation for each in parameters}
-    function.__doc__ = doc
-    return function
+    return with_parameters(invoke, lambda: _parameters(kind, arguments or {}, shown), doc=help)
 
 
 def _parameters(
     kind: type[Any], arguments: Mapping[str, Any], shown: Callable[[SettingDoc], bool]
 ) -> list[inspect.Parameter]:
-    found = [_keyword(name, annotation, _default_of(annotation)) for name, annotation in arguments.items()]
-    found += [_keyword(doc.name, _option(doc, hidden=not shown(doc)), None) for doc in describe(kind)]
-    config = typer.Option(
+    found = [keyword(name, annotation, _default_of(annotation)) for name, annotation in arguments.items()]
+    found += [keyword(doc.name, _option(doc, hidden=not shown(doc)), None) for doc in describe(kind)]
+    config = declare.Option(
         "--config",
         envvar="CORRAL_CONFIG",
-        show_envvar=False,
         metavar="FILE",
         help="TOML file with settings (CORRAL_CONFIG)",
     )
-    help_all = typer.Option(
+    help_all = declare.Option(
         "--help-all",
         is_eager=True,
         callback=_show_all_options,
         help="show every option, also the rarely needed ones, and exit",
     )
-    found.append(_keyword("config_file", Annotated[str | None, config], None))
-    found.append(_keyword("help_all", Annotated[bool, help_all], False))
+    found.append(keyword("config_file", Annotated[str | None, config], None))
+    found.append(keyword("help_all", Annotated[bool, help_all], False))
     return found
-
-
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _default_of(annotation: Any) -> Any:
@@ -102,9 +88,9 @@ def _option(doc: SettingDoc, *, hidden: bool) -> Any:
     default = {"": "", "false": "", "required": " [required]"}.get(doc.default, f" [default: {doc.default}]")
     text = f"{doc.help}{default} ({doc.env})"
     if doc.kind == "true/false":
-        return Annotated[bool | None, typer.Option(f"{doc.flag}/--no-{doc.flag[2:]}", hidden=hidden, help=text)]
+        return Annotated[bool | None, declare.Option(f"{doc.flag}/--no-{doc.flag[2:]}", hidden=hidden, help=text)]
     metavar = {"duration": "DURATION", "number": "N", "path": "PATH", "list": "A,B"}.get(doc.kind, "TEXT")
-    option = typer.Option(doc.flag, hidden=hidden, metavar=metavar, help=text)
+    option = declare.Option(doc.flag, hidden=hidden, metavar=metavar, help=text)
     # A list is given as one value with commas, or by repeating the flag.
     return Annotated[list[str] | None, option] if doc.kind == "list" else Annotated[str | None, option]
 
@@ -113,11 +99,11 @@ def _joined(value: Any) -> Any:
     return (",".join(value) or None) if isinstance(value, list | tuple) else value
 
 
-def _show_all_options(context: typer.Context, is_given: bool) -> None:
+def _show_all_options(context: declare.Context, _: declare.Parameter, is_given: bool) -> None:
     if not is_given:
         return
     for parameter in context.command.params:
         if hasattr(parameter, "hidden"):
             parameter.hidden = False
     print(context.get_help())
-    raise typer.Exit
+    raise declare.Exit

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.data_folder import DataFolder, default_data
 from corral.cli.common.options import Ca, Context, Data, Json, Key, Url
 from corral.cli.common.output import DONE, FAILED, print_json, print_note, print_table
@@ -24,12 +23,12 @@ from corral.client import Client, LocalFleet, find_endpoint
 from corral.client.contexts import choose_context
 from corral.kit.errors import CorralError
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = declare.App()
 
 
-@app.command()
+@app.command("doctor")
 def doctor(
-    typer_context: typer.Context,
+    command_context: declare.Context,
     data: Data = None,
     as_json: Json = False,
     url: Url = None,
@@ -48,7 +47,7 @@ def doctor(
       corral doctor
       corral doctor --json | jq '.[] | select(.level != "ok")'
     """
-    context = context or typer_context.find_root().params.get("fleet")
+    context = context or command_context.find_root().params.get("fleet")
     choice = choose_context(os.environ, context)
     local = choice.context.fleet if choice else None
     folder = DataFolder(Path(data).expanduser().absolute() if data else _folder_of(local))

@@ -6,15 +6,11 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.options import Json
 from corral.cli.common.output import key_value_lines, print_json, print_line, print_note, print_table, printable
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
+app = declare.App(
     help="""List the fleets of this machine, and choose one.
 
     \b
@@ -23,9 +19,7 @@ app = typer.Typer(
       corral contexts use corral-test
     """,
 )
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="name of the context, from `corral contexts list`", show_default=False)
-]
+Name = Annotated[str, declare.Argument(metavar="NAME", help="name of the context, from `corral contexts list`")]
 COLUMNS = ("", "NAME", "STATE", "URL", "DATA", "PID")
 
 
@@ -94,7 +88,7 @@ def list_(as_json: Json = False) -> None:
 def show(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="name of the context; without it, the current one", show_default=False),
+        declare.Argument(metavar="NAME", help="name of the context; without it, the current one"),
     ] = "",
     as_json: Json = False,
 ) -> None:

@@ -7,8 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_command, fleet_command
 from corral.cli.common.options import DryRun, Json
 from corral.cli.common.output import (
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from corral.client import Client
     from corral.contract.fleet import FleetChange, FleetDiff
 
-apply_app = typer.Typer(rich_markup_mode=None, add_completion=False)
-export_app = typer.Typer(rich_markup_mode=None, add_completion=False)
+apply_app = declare.App()
+export_app = declare.App()
 _SIGNS = {"create": "+", "change": "~", "delete": "-", "skip": "?", "nothing": " "}
 _DONE = {"create": "created", "change": "changed", "delete": "deleted", "skip": "skipped", "nothing": "unchanged"}
 
@@ -38,12 +37,10 @@ _DONE = {"create": "created", "change": "changed", "delete": "deleted", "skip": 
 @destructive_command
 async def apply(
     client: Client,
-    file: Annotated[
-        str, typer.Option("--file", "-f", metavar="FILE", help="YAML file; - reads stdin", show_default=False)
-    ],
+    file: Annotated[str, declare.Option("--file", "-f", metavar="FILE", help="YAML file; - reads stdin")],
     dry_run: DryRun = False,
     prune: Annotated[
-        bool, typer.Option("--prune", help="delete models and schedules that the file does not contain")
+        bool, declare.Option("--prune", help="delete models and schedules that the file does not contain")
     ] = False,
     as_json: Json = False,
 ) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_command, fleet_command
 from corral.cli.common.options import Json
 from corral.cli.common.output import print_json, print_line, print_note, print_table, relative_time
@@ -15,10 +14,7 @@ if TYPE_CHECKING:
     from corral.client import Client
     from corral.contract.view import KeyLimits
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
+app = declare.App(
     help="""Create, list and revoke API keys. The role of a key is inference, viewer or admin.
 
     \b
@@ -34,31 +30,29 @@ ROLES = ("inference", "viewer", "admin")
 @fleet_command
 async def create_key(
     client: Client,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="a label, shown by `corral keys list`", show_default=False)
-    ],
+    name: Annotated[str, declare.Argument(metavar="NAME", help="a label, shown by `corral keys list`")],
     role: Annotated[
         str,
-        typer.Option(
+        declare.Option(
             "--role",
             metavar="ROLE",
             help="inference (use models), viewer (read the state of the fleet) or admin (change it)",
         ),
     ] = "inference",
     models: Annotated[
-        list[str] | None, typer.Option("--model", metavar="MODEL", help="allow only this model; can be repeated")
+        list[str] | None, declare.Option("--model", metavar="MODEL", help="allow only this model; can be repeated")
     ] = None,
     expires: Annotated[
-        str, typer.Option("--expires", metavar="DURATION", help="lifetime of the key: 1h, 30d or never")
+        str, declare.Option("--expires", metavar="DURATION", help="lifetime of the key: 1h, 30d or never")
     ] = "never",
     requests_per_min: Annotated[
-        int | None, typer.Option("--requests-per-min", min=1, metavar="N", help="maximum requests per minute")
+        int | None, declare.Option("--requests-per-min", min=1, metavar="N", help="maximum requests per minute")
     ] = None,
     tokens_per_min: Annotated[
-        int | None, typer.Option("--tokens-per-min", min=1, metavar="N", help="maximum tokens per minute")
+        int | None, declare.Option("--tokens-per-min", min=1, metavar="N", help="maximum tokens per minute")
     ] = None,
     concurrent: Annotated[
-        int | None, typer.Option("--concurrent", min=1, metavar="N", help="maximum concurrent requests")
+        int | None, declare.Option("--concurrent", min=1, metavar="N", help="maximum concurrent requests")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -74,7 +68,7 @@ async def create_key(
     from corral.contract.view import KeyLimits
 
     if role not in ROLES:
-        raise typer.BadParameter(f"--role: {role!r} is not a role: choose {', '.join(ROLES)}")
+        raise declare.BadParameter(f"--role: {role!r} is not a role: choose {', '.join(ROLES)}")
     limits = (requests_per_min, tokens_per_min, concurrent)
     created = await client.keys.create(
         CreateKey(
@@ -96,7 +90,7 @@ async def create_key(
 @fleet_command
 async def list_keys(
     client: Client,
-    everything: Annotated[bool, typer.Option("--all", help="include keys that are expired or revoked")] = False,
+    everything: Annotated[bool, declare.Option("--all", help="include keys that are expired or revoked")] = False,
     as_json: Json = False,
 ) -> None:
     """List API keys. A secret is shown only once, when its key is created.
@@ -143,9 +137,7 @@ def _limits(limits: KeyLimits | None) -> str:
 @destructive_command
 async def revoke_key(
     client: Client,
-    ids: Annotated[
-        list[str], typer.Argument(metavar="ID", help="key ids, from `corral keys list`", show_default=False)
-    ],
+    ids: Annotated[list[str], declare.Argument(metavar="ID", help="key ids, from `corral keys list`")],
 ) -> None:
     """Revoke API keys. New requests with them are refused; running streams end normally.
 

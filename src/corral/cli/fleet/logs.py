@@ -6,8 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import fleet_command
 from corral.cli.common.options import Json
 from corral.cli.common.output import DONE, FAILED, print_error, print_json, print_line, print_note, printable
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from corral.client import Client
     from corral.client.resources.logs import LogLine
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = declare.App()
 MAX_LINES = 100_000
 
 
@@ -27,14 +26,14 @@ async def show_logs(
     client: Client,
     what: Annotated[
         str,
-        typer.Argument(
+        declare.Argument(
             metavar="MODEL[#N][@NODE]",
             help="a model, a replica of a model (#N) or a backend; on every node or on one (@NODE)",
         ),
     ],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="print new lines until Ctrl-C")] = False,
+    follow: Annotated[bool, declare.Option("--follow", "-f", help="print new lines until Ctrl-C")] = False,
     tail: Annotated[
-        int, typer.Option("--tail", "-n", metavar="N", min=0, max=MAX_LINES, help="number of last lines to print")
+        int, declare.Option("--tail", "-n", metavar="N", min=0, max=MAX_LINES, help="number of last lines to print")
     ] = 100,
     as_json: Json = False,
 ) -> int:

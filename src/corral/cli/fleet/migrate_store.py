@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.data_folder import DataFolder, default_data, lock_file
 from corral.cli.common.options import Data, Json
 from corral.cli.common.output import DONE, console, print_json, print_line, print_note
@@ -19,7 +18,7 @@ from corral.cli.common.roles import copy_store, live_controllers
 from corral.kit.errors import Conflict
 from corral.kit.process import lock_holder
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = declare.App()
 OnProgress = Callable[[str, int, int], None]
 _ALIVE_WITHIN_S = 30.0
 
@@ -28,13 +27,11 @@ _ALIVE_WITHIN_S = 30.0
 def migrate_store(
     to: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="URL", help="target: postgresql://USER@HOST/NAME, an empty database", show_default=False
-        ),
+        declare.Option("--to", metavar="URL", help="target: postgresql://USER@HOST/NAME, an empty database"),
     ],
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="URL", help="source; without it, the SQLite database of the data folder"),
+        declare.Option("--from", metavar="URL", help="source; without it, the SQLite database of the data folder"),
     ] = None,
     data: Data = None,
     as_json: Json = False,

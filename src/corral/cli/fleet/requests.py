@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import fleet_command
 from corral.cli.common.options import Json, reject_empty
 from corral.cli.common.output import print_json, print_table, relative_time
@@ -16,9 +15,7 @@ if TYPE_CHECKING:
     from corral.client import Client
     from corral.contract.receipts import RequestView
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
+app = declare.App(
     help="List inference requests with their key, model, node, status and times.",
 )
 _COLUMNS = ("WHEN", "MODEL", "KEY", "STATUS", "NODE", "QUEUED", "LOADED", "FIRST", "TOTAL", "IN", "OUT", "NOTE")
@@ -29,26 +26,27 @@ _COLUMNS = ("WHEN", "MODEL", "KEY", "STATUS", "NODE", "QUEUED", "LOADED", "FIRST
 async def list_requests(
     client: Client,
     model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="only requests for this model", callback=reject_empty)
+        str, declare.Option("--model", metavar="MODEL", help="only requests for this model", callback=reject_empty)
     ] = "",
     by: Annotated[
         str,
-        typer.Option(
+        declare.Option(
             "--by", metavar="KEY", help="only requests with this API key, by id or name", callback=reject_empty
         ),
     ] = "",
     node: Annotated[
-        str, typer.Option("--node", metavar="NODE", help="only requests that this node answered", callback=reject_empty)
+        str,
+        declare.Option("--node", metavar="NODE", help="only requests that this node answered", callback=reject_empty),
     ] = "",
-    failed: Annotated[bool, typer.Option("--failed", help="only requests with status 400 or higher")] = False,
+    failed: Annotated[bool, declare.Option("--failed", help="only requests with status 400 or higher")] = False,
     since: Annotated[
         str,
-        typer.Option(
+        declare.Option(
             "--since", metavar="DURATION", help="only requests of this period until now: 15m, 2d", callback=reject_empty
         ),
     ] = "",
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="maximum number of requests to list")
+        int, declare.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="maximum number of requests to list")
     ] = 50,
     as_json: Json = False,
 ) -> None:
@@ -76,7 +74,7 @@ def _timestamp(duration: str) -> str:
     try:
         seconds = parse_duration_s(duration)
     except ValueError as error:
-        raise typer.BadParameter(f"--since: {error}") from error
+        raise declare.BadParameter(f"--since: {error}") from error
     return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import fleet_command
 from corral.cli.common.options import Json
 from corral.cli.common.output import print_json, print_line, print_table
@@ -19,10 +18,7 @@ if TYPE_CHECKING:
     from corral.client import Client
     from corral.contract.why import WhyReplica, WhyVerdict
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
+app = declare.App(
     help="""Explain placement decisions and open operations.
 
     \b
@@ -32,14 +28,14 @@ app = typer.Typer(
       corral why op 3f2a91c0
     """,
 )
-Numbers = Annotated[bool, typer.Option("--numbers", help="show every check and the ranking")]
+Numbers = Annotated[bool, declare.Option("--numbers", help="show every check and the ranking")]
 
 
 @app.command("model")
 @fleet_command
 async def why_model(
     client: Client,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="name of the model", show_default=False)],
+    model: Annotated[str, declare.Argument(metavar="MODEL", help="name of the model")],
     numbers: Numbers = False,
     as_json: Json = False,
 ) -> None:
@@ -66,7 +62,7 @@ async def why_model(
 @fleet_command
 async def why_node(
     client: Client,
-    node: Annotated[str, typer.Argument(metavar="NODE", help="name or id of the node", show_default=False)],
+    node: Annotated[str, declare.Argument(metavar="NODE", help="name or id of the node")],
     numbers: Numbers = False,
     as_json: Json = False,
 ) -> None:
@@ -97,9 +93,7 @@ async def why_node(
 @fleet_command
 async def why_operation(
     client: Client,
-    operation: Annotated[
-        str, typer.Argument(metavar="ID", help="id of the operation, or the beginning of it", show_default=False)
-    ],
+    operation: Annotated[str, declare.Argument(metavar="ID", help="id of the operation, or the beginning of it")],
     as_json: Json = False,
 ) -> None:
     """Show the nodes on which an operation is not done, with the reasons.

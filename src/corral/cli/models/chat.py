@@ -10,8 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import fleet_command
 from corral.cli.common.options import Json
 from corral.cli.common.output import DONE, FAILED, print_error, print_json, print_note, printable
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from corral.client import Client
     from corral.client.chat import ChatPiece
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = declare.App()
 _NODE_HEADERS = ("x-corral-node", "x-localai-node")
 
 
@@ -34,20 +33,18 @@ _NODE_HEADERS = ("x-corral-node", "x-localai-node")
 @fleet_command
 async def chat(
     client: Client,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="name of the model", show_default=False)],
+    model: Annotated[str, declare.Argument(metavar="MODEL", help="name of the model")],
     prompt: Annotated[
         str,
-        typer.Argument(
-            metavar="PROMPT", help="the prompt; - reads stdin; without a prompt, a conversation", show_default=False
-        ),
+        declare.Argument(metavar="PROMPT", help="the prompt; - reads stdin; without a prompt, a conversation"),
     ] = "",
-    system: Annotated[str, typer.Option("--system", metavar="TEXT", help="system message")] = "",
+    system: Annotated[str, declare.Option("--system", metavar="TEXT", help="system message")] = "",
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=0, help="maximum length of the answer; 0 for no limit")
+        int, declare.Option("--max-tokens", metavar="N", min=0, help="maximum length of the answer; 0 for no limit")
     ] = 0,
     temperature: Annotated[
         float | None,
-        typer.Option(
+        declare.Option(
             "--temperature", metavar="T", min=0, max=2, help="sampling temperature; without it, that of the model"
         ),
     ] = None,
@@ -71,7 +68,7 @@ async def chat(
     conversation = _Conversation(client, model, system, options)
     question = _question(prompt)
     if question is None and as_json:
-        raise typer.BadParameter("--json needs a prompt")
+        raise declare.BadParameter("--json needs a prompt")
     if not await conversation.load():
         return FAILED
     if question is not None:

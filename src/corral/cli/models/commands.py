@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_command, fleet_command
 from corral.cli.common.options import (
     NO_MATCH,
@@ -44,10 +43,7 @@ if TYPE_CHECKING:
     from corral.client import Client
     from corral.contract.catalogue import AvailableModel, EditModel, ModelChanged, ModelView
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
+app = declare.App(
     help="""Install, edit, scale and delete the models of the fleet.
 
     \b
@@ -57,17 +53,15 @@ app = typer.Typer(
       corral models scale smollm2-135m --min 2
     """,
 )
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="name of the model", show_default=False)]
-Models = Annotated[list[str], typer.Argument(metavar="MODEL", help="names of models", show_default=False)]
+Model = Annotated[str, declare.Argument(metavar="MODEL", help="name of the model")]
+Models = Annotated[list[str], declare.Argument(metavar="MODEL", help="names of models")]
 
 
 @app.command("available")
 @fleet_command
 async def list_available(
     client: Client,
-    term: Annotated[
-        str, typer.Argument(metavar="TERM", help="only models that match these words", show_default=False)
-    ] = "",
+    term: Annotated[str, declare.Argument(metavar="TERM", help="only models that match these words")] = "",
     as_json: Json = False,
 ) -> None:
     """List the models in the galleries.
@@ -108,7 +102,7 @@ async def list_models(client: Client, as_json: Json = False) -> None:
 async def show_model(
     client: Client,
     name: Model,
-    as_yaml: Annotated[bool, typer.Option("--yaml", help="print only the definition")] = False,
+    as_yaml: Annotated[bool, declare.Option("--yaml", help="print only the definition")] = False,
     as_json: Json = False,
 ) -> None:
     """Show one model with its definition.
@@ -153,7 +147,8 @@ async def edit_model(
     name: Model,
     sets: Set = None,
     unset: Annotated[
-        list[str] | None, typer.Option("--unset", metavar="KEY", help="remove a key of the definition; can be repeated")
+        list[str] | None,
+        declare.Option("--unset", metavar="KEY", help="remove a key of the definition; can be repeated"),
     ] = None,
     file: File = "",
     recreate: Recreate = False,
@@ -174,7 +169,7 @@ async def edit_model(
     from corral.contract.catalogue import EditModel
 
     if file and (sets or unset):
-        raise typer.BadParameter("--file replaces the whole definition: remove --set and --unset")
+        raise declare.BadParameter("--file replaces the whole definition: remove --set and --unset")
     if sets or unset:
         changed = await client.models.change(name, EditModel(changes=changes_of(sets, unset), recreate=recreate))
     elif file:
@@ -211,7 +206,7 @@ async def delete_models(
     client: Client,
     names: Models,
     force: Annotated[
-        bool, typer.Option("--force", help="delete even if other models are aliases of it, or a file defines it")
+        bool, declare.Option("--force", help="delete even if other models are aliases of it, or a file defines it")
     ] = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -244,7 +239,7 @@ async def delete_models(
 def _edit_in_editor(model: ModelView) -> str | None:
     """The edited text, or None if it was not changed."""
     if not is_interactive():
-        raise typer.BadParameter("cannot open an editor without a terminal: use --set, --unset or --file")
+        raise declare.BadParameter("cannot open an editor without a terminal: use --set, --unset or --file")
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     before = to_yaml(model.definition)
     with tempfile.TemporaryDirectory(prefix="corral-") as folder:

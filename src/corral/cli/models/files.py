@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_command, fleet_command
 from corral.cli.common.options import Detach, Json, reject_empty
 from corral.cli.common.output import (
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from corral.client import Client
     from corral.contract.catalogue import CollectedView, ModelFileView, NodeFilesView
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="name of the model", show_default=False)]
+Model = Annotated[str, declare.Argument(metavar="MODEL", help="name of the model")]
 FILE_COLUMNS = ("FILE", "SIZE", "SHA256", "CONTROLLER", "SOURCE")
 NODE_COLUMNS = ("NODE", "STATE", "FILES", "BYTES", "DISK FREE", "NOTE")
 GC_COLUMNS = ("WHERE", "REMOVED", "FILES", "BYTES", "WHY")
@@ -37,7 +36,7 @@ _SHORT_DIGEST = 12
 async def list_files(
     client: Client,
     name: Model,
-    full: Annotated[bool, typer.Option("--full", help="print whole digests")] = False,
+    full: Annotated[bool, declare.Option("--full", help="print whole digests")] = False,
     as_json: Json = False,
 ) -> None:
     """List the files of a model and the nodes that have them.
@@ -65,15 +64,15 @@ async def stage_model(
     client: Client,
     name: Model,
     node: Annotated[
-        str, typer.Option("--node", metavar="NODE", help="only to this node, by name or id", callback=reject_empty)
+        str, declare.Option("--node", metavar="NODE", help="only to this node, by name or id", callback=reject_empty)
     ] = "",
     selector: Annotated[
         str,
-        typer.Option(
+        declare.Option(
             "--selector", "-l", metavar="LABELS", help="only to nodes with these labels: a=b,c=d", callback=reject_empty
         ),
     ] = "",
-    every_node: Annotated[bool, typer.Option("--all", help="to every node (the default)")] = False,
+    every_node: Annotated[bool, declare.Option("--all", help="to every node (the default)")] = False,
     detach: Detach = False,
     as_json: Json = False,
 ) -> int:
@@ -91,7 +90,7 @@ async def stage_model(
     from corral.contract.catalogue import StageBody
 
     if sum((bool(node), bool(selector), every_node)) > 1:
-        raise typer.BadParameter("give only one of --node, --selector and --all")
+        raise declare.BadParameter("give only one of --node, --selector and --all")
     accepted = await client.models.stage(name, StageBody(node=node, selector=selector))
     return await watch.follow_or_detach(client, [accepted.job_id], detach=detach, as_json=as_json)
 
@@ -99,7 +98,7 @@ async def stage_model(
 @destructive_command
 async def collect_files(
     client: Client,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="remove nothing; print what would be removed")] = False,
+    dry_run: Annotated[bool, declare.Option("--dry-run", help="remove nothing; print what would be removed")] = False,
     as_json: Json = False,
 ) -> int:
     """Remove files that no model needs, on controller and nodes.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_if_given
 from corral.cli.common.options import Detach, Json, reject_empty
 from corral.cli.common.output import DONE, FAILED, print_error, print_json, print_note
@@ -28,11 +27,10 @@ if TYPE_CHECKING:
 
 MaybeModels = Annotated[
     list[str] | None,
-    typer.Argument(
+    declare.Argument(
         metavar="MODEL",
         help="names in a gallery, GALLERY@NAME, hf://OWNER/REPO[:QUANT], hf://OWNER/REPO/FILE.gguf, "
         "https://…/FILE.gguf, or a GGUF file of this machine",
-        show_default=False,
     ),
 ]
 
@@ -44,31 +42,31 @@ async def install_models(
     file: File = "",
     own_name: Annotated[
         str,
-        typer.Option("--as", "--name", metavar="NAME", help="name of the model in this fleet", callback=reject_empty),
+        declare.Option("--as", "--name", metavar="NAME", help="name of the model in this fleet", callback=reject_empty),
     ] = "",
     quant: Annotated[
         str,
-        typer.Option(
+        declare.Option(
             "--quant", metavar="QUANT", help="this quantisation of a repository instead of the best that fits"
         ),
     ] = "",
     mmproj: Annotated[
-        str, typer.Option("--mmproj", metavar="FILE", help="projector of a vision model, with a GGUF file")
+        str, declare.Option("--mmproj", metavar="FILE", help="projector of a vision model, with a GGUF file")
     ] = "",
     variant: Annotated[
         str,
-        typer.Option(
+        declare.Option(
             "--variant", metavar="NAME", help="install this variant instead of the one that fits the fleet best"
         ),
     ] = "",
     sets: Set = None,
-    replace: Annotated[bool, typer.Option("--replace", help="replace an installed model of the same name")] = False,
+    replace: Annotated[bool, declare.Option("--replace", help="replace an installed model of the same name")] = False,
     recreate: Recreate = False,
     no_fetch: Annotated[
-        bool, typer.Option("--no-fetch", help="fetch the files on the first request instead of now")
+        bool, declare.Option("--no-fetch", help="fetch the files on the first request instead of now")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show the definition and where it fits; change nothing")
+        bool, declare.Option("--dry-run", help="show the definition and where it fits; change nothing")
     ] = False,
     detach: Detach = False,
     as_json: Json = False,
@@ -94,10 +92,10 @@ async def install_models(
     from corral.contract.catalogue import InstallModel
 
     if bool(names) == bool(file):
-        raise typer.BadParameter("give either names of models or --file")
+        raise declare.BadParameter("give either names of models or --file")
     texts = read_documents(file) if file else []
     if own_name and len(names or texts) != 1:
-        raise typer.BadParameter("--as needs exactly one model")
+        raise declare.BadParameter("--as needs exactly one model")
     options = SourceOptions(quant, own_name, mmproj, changes_of(sets, None), quiet=as_json)
     check_source_options(names or (), options)
     if dry_run:
@@ -115,7 +113,7 @@ async def _dry_run(
     from corral.contract.installs import InstallPlan
 
     if texts:
-        raise typer.BadParameter("--dry-run is for models by name or source: --file shows its definition itself")
+        raise declare.BadParameter("--dry-run is for models by name or source: --file shows its definition itself")
     plans = []
     for name in names:
         if is_source(name):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.output import print_line, print_note, printable
 from corral.cli.models import text as model_text
 from corral.kit.errors import Invalid
@@ -16,12 +15,12 @@ from corral.kit.errors import Invalid
 if TYPE_CHECKING:
     from corral.contract.catalogue import ModelChanged
 
-File = Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML file with definitions; - reads stdin")]
+File = Annotated[str, declare.Option("--file", "-f", metavar="FILE", help="YAML file with definitions; - reads stdin")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="set a key of the definition; can be repeated")
+    list[str] | None, declare.Option("--set", metavar="KEY=VALUE", help="set a key of the definition; can be repeated")
 ]
 Recreate = Annotated[
-    bool, typer.Option("--recreate", help="stop the old replicas at once instead of when a new one is ready")
+    bool, declare.Option("--recreate", help="stop the old replicas at once instead of when a new one is ready")
 ]
 
 
@@ -29,7 +28,7 @@ def changes_of(sets: Sequence[str] | None, unset: Sequence[str] | None) -> dict[
     try:
         return model_text.changes_of(sets or (), unset or ())
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise declare.BadParameter(str(error)) from error
 
 
 def read_text(file: str) -> str:

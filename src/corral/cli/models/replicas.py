@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_command, fleet_command
 from corral.cli.common.options import Detach, Json, reject_empty
 from corral.cli.common.output import DONE, FAILED, print_error, print_json, print_line, print_table, printable
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
     from corral.client import Client
     from corral.contract.catalogue import ScheduleBody, ScheduleView
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="name of the model", show_default=False)]
+Model = Annotated[str, declare.Argument(metavar="MODEL", help="name of the model")]
 Node = Annotated[
-    str, typer.Option("--node", metavar="NODE", help="only on this node, by name or id", callback=reject_empty)
+    str, declare.Option("--node", metavar="NODE", help="only on this node, by name or id", callback=reject_empty)
 ]
 
 
@@ -52,7 +51,7 @@ async def unload_model(
     client: Client,
     name: Model,
     node: Node = "",
-    force: Annotated[bool, typer.Option("--force", help="stop the replicas at once; requests on them fail")] = False,
+    force: Annotated[bool, declare.Option("--force", help="stop the replicas at once; requests on them fail")] = False,
 ) -> None:
     """Stop the replicas of a model after their running requests. The next request loads the model again.
 
@@ -62,14 +61,14 @@ async def unload_model(
       corral models unload smollm2-135m --node attic
     """
     if node and force:
-        raise typer.BadParameter("--force cannot be combined with --node")
+        raise declare.BadParameter("--force cannot be combined with --node")
     print_line(printable(f"{name}: {await client.loads.unload(name, node=node, force=force)}"))
 
 
 @fleet_command
 async def list_replicas(
     client: Client,
-    name: Annotated[str, typer.Argument(metavar="MODEL", help="only replicas of this model", show_default=False)] = "",
+    name: Annotated[str, declare.Argument(metavar="MODEL", help="only replicas of this model")] = "",
     node: Node = "",
     as_json: Json = False,
 ) -> None:
@@ -99,21 +98,22 @@ async def scale_model(
     client: Client,
     name: Model,
     min_replicas: Annotated[
-        int | None, typer.Option("--min", metavar="N", min=0, help="minimum number of replicas")
+        int | None, declare.Option("--min", metavar="N", min=0, help="minimum number of replicas")
     ] = None,
     max_replicas: Annotated[
-        int | None, typer.Option("--max", metavar="N", min=0, help="maximum number of replicas; 0 for no maximum")
+        int | None, declare.Option("--max", metavar="N", min=0, help="maximum number of replicas; 0 for no maximum")
     ] = None,
-    every_node: Annotated[bool, typer.Option("--all", help="one replica on every matching node")] = False,
+    every_node: Annotated[bool, declare.Option("--all", help="one replica on every matching node")] = False,
     auto: Annotated[
-        bool, typer.Option("--auto", help="remove the schedule: as many replicas as the requests need, on any node")
+        bool, declare.Option("--auto", help="remove the schedule: as many replicas as the requests need, on any node")
     ] = False,
     selector: Annotated[
-        str | None, typer.Option("--selector", "-l", metavar="LABELS", help="only on nodes with these labels: a=b,c=d")
+        str | None,
+        declare.Option("--selector", "-l", metavar="LABELS", help="only on nodes with these labels: a=b,c=d"),
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option("--policy", metavar="POLICY", help="how requests choose a replica: round_robin or prefix_cache"),
+        declare.Option("--policy", metavar="POLICY", help="how requests choose a replica: round_robin or prefix_cache"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -128,9 +128,9 @@ async def scale_model(
     """
     given = (min_replicas, max_replicas, selector, policy)
     if auto and (every_node or any(each is not None for each in given)):
-        raise typer.BadParameter("--auto cannot be combined with other options")
+        raise declare.BadParameter("--auto cannot be combined with other options")
     if every_node and (min_replicas or max_replicas):
-        raise typer.BadParameter("--all cannot be combined with --min or --max")
+        raise declare.BadParameter("--all cannot be combined with --min or --max")
     if auto:
         await client.models.delete_schedule(name)
         if as_json:
@@ -139,7 +139,7 @@ async def scale_model(
             print_line(f"{name}: as many replicas as requests need")
         return
     if not every_node and all(each is None for each in given):
-        raise typer.BadParameter("give at least one of --min, --max, --all, --selector, --policy and --auto")
+        raise declare.BadParameter("give at least one of --min, --max, --all, --selector, --policy and --auto")
     before = (await client.models.get(name)).schedule
     body = schedule_of(
         name, before, min_replicas, max_replicas, every_node=every_node, selector=selector, policy=policy
@@ -172,7 +172,7 @@ def schedule_of(
         if selector is not None and len(parse_selector(selector).terms) > len(chosen or {}):
             raise ValueError(f"{selector!r} requires two values of one label; no node has both")
     except ValueError as error:
-        raise typer.BadParameter(f"--selector: {error}") from error
+        raise declare.BadParameter(f"--selector: {error}") from error
     if chosen is None and before is not None and before.node_selector:
         chosen = msgspec.json.decode(before.node_selector, type=dict[str, str])
     spread = every_node or (before is not None and before.spread_all and min_replicas is None and max_replicas is None)

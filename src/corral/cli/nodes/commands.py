@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_command, destructive_if_given, fleet_command
 from corral.cli.common.options import Json, Yes, confirm, run_for_each
 from corral.cli.common.output import (
@@ -32,10 +31,7 @@ if TYPE_CHECKING:
     from corral.client import Client
     from corral.contract.admin import NodeView
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
+app = declare.App(
     help="""List, approve, drain, label and delete nodes.
 
     \b
@@ -47,11 +43,9 @@ app = typer.Typer(
 )
 POLL_S = 0.5
 MIN_IDLE_S = 1.5
-Node = Annotated[str, typer.Argument(metavar="NODE", help="name or id of the node", show_default=False)]
-Names = Annotated[list[str], typer.Argument(metavar="NODE", help="names or ids of nodes", show_default=False)]
-MaybeNames = Annotated[
-    list[str] | None, typer.Argument(metavar="NODE", help="names or ids of nodes", show_default=False)
-]
+Node = Annotated[str, declare.Argument(metavar="NODE", help="name or id of the node")]
+Names = Annotated[list[str], declare.Argument(metavar="NODE", help="names or ids of nodes")]
+MaybeNames = Annotated[list[str] | None, declare.Argument(metavar="NODE", help="names or ids of nodes")]
 
 
 @app.command("list")
@@ -61,11 +55,11 @@ async def list_nodes(
     as_json: Json = False,
     status: Annotated[
         str | None,
-        typer.Option(
+        declare.Option(
             "--status", metavar="STATUS", help="only nodes with this status, such as healthy, pending or offline"
         ),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="show every change until Ctrl-C")] = False,
+    watch: Annotated[bool, declare.Option("--watch", "-w", help="show every change until Ctrl-C")] = False,
 ) -> int:
     """List the nodes of the fleet.
 
@@ -146,7 +140,7 @@ async def show_node(client: Client, node: Node, as_json: Json = False) -> None:
 async def approve_nodes(
     client: Client,
     names: MaybeNames = None,
-    all_pending: Annotated[bool, typer.Option("--all-pending", help="approve every pending node")] = False,
+    all_pending: Annotated[bool, declare.Option("--all-pending", help="approve every pending node")] = False,
 ) -> int:
     """Admit pending machines to the fleet.
 
@@ -156,7 +150,7 @@ async def approve_nodes(
       corral nodes approve --all-pending
     """
     if all_pending == bool(names):
-        raise typer.BadParameter("give either names of nodes or --all-pending")
+        raise declare.BadParameter("give either names of nodes or --all-pending")
     if all_pending:
         names = [node.id for node in await client.nodes.list() if node.status == "pending"]
         if not names:
@@ -180,7 +174,7 @@ async def drain_nodes(
     names: Names,
     wait: Annotated[
         str | None,
-        typer.Option(
+        declare.Option(
             "--wait",
             metavar="DURATION",
             help="wait until the requests on the node have ended, at most this long (then exit 3)",
@@ -285,14 +279,14 @@ async def replace_node(client: Client, node: Node) -> None:
     )
 
 
-@app.command("label", context_settings={"ignore_unknown_options": True})
+@app.command("label", ignore_unknown_options=True)
 @destructive_if_given("changes")
 async def label_node(
     client: Client,
     node: Node,
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE|KEY-", help="KEY=VALUE sets a label, KEY- removes it", show_default=False),
+        declare.Argument(metavar="KEY=VALUE|KEY-", help="KEY=VALUE sets a label, KEY- removes it"),
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -325,9 +319,9 @@ async def budget_node(
     node: Node,
     value: Annotated[
         str | None,
-        typer.Argument(metavar="AMOUNT", help="80%, 0.8, 12GB or 12GiB; 0 for no limit", show_default=False),
+        declare.Argument(metavar="AMOUNT", help="80%, 0.8, 12GB or 12GiB; 0 for no limit"),
     ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="use the value that the worker reports")] = False,
+    reset: Annotated[bool, declare.Option("--reset", help="use the value that the worker reports")] = False,
 ) -> None:
     """Limit the GPU memory that replicas can use on a node.
 
@@ -337,7 +331,7 @@ async def budget_node(
       corral nodes budget workshop --reset
     """
     if reset == (value is not None):
-        raise typer.BadParameter("give either an amount such as 80% or 12GB, or --reset")
+        raise declare.BadParameter("give either an amount such as 80% or 12GB, or --reset")
     view = await _find(client, node)
     if value is None:
         await client.nodes.reset_budget(view.id)
@@ -352,10 +346,8 @@ async def budget_node(
 async def max_replicas_node(
     client: Client,
     node: Node,
-    value: Annotated[
-        int | None, typer.Argument(metavar="N", min=1, help="maximum replicas of one model", show_default=False)
-    ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="use the value that the worker reports")] = False,
+    value: Annotated[int | None, declare.Argument(metavar="N", min=1, help="maximum replicas of one model")] = None,
+    reset: Annotated[bool, declare.Option("--reset", help="use the value that the worker reports")] = False,
 ) -> None:
     """Limit the number of replicas of one model on a node.
 
@@ -365,7 +357,7 @@ async def max_replicas_node(
       corral nodes max-replicas workshop --reset
     """
     if reset == (value is not None):
-        raise typer.BadParameter("give either a number or --reset")
+        raise declare.BadParameter("give either a number or --reset")
     view = await _find(client, node)
     if value is None:
         await client.nodes.reset_max_replicas(view.id)
@@ -387,4 +379,4 @@ def _seconds(text: str) -> float:
     try:
         return parse_duration_s(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise declare.BadParameter(str(error)) from error

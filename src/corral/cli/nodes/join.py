@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.output import DONE, print_error, print_line, print_note
 from corral.cli.common.roles import run_worker, saved_settings, settings_of
 from corral.cli.common.settings_command import settings_command
@@ -69,7 +68,7 @@ def localai_environment(
 def print_localai(given: dict[str, Any]) -> int:
     url, token = given.get("controller"), given.get("token")
     if not url or not token:
-        raise typer.BadParameter(
+        raise declare.BadParameter(
             "--localai needs the URL of the fleet, and --token with the shared token (CORRAL_REGISTRATION_TOKEN)"
         )
     ca = given.get("ca") or ""
@@ -157,10 +156,11 @@ def _join_command() -> Callable[..., int]:
         help=HELP,
         arguments={
             "url": Annotated[
-                str | None, typer.Argument(metavar="URL", help="URL of the fleet; needed only for the first join")
+                str | None, declare.Argument(metavar="URL", help="URL of the fleet; needed only for the first join")
             ],
             "localai": Annotated[
-                bool | None, typer.Option("--localai", help="only print the environment variables for a LocalAI worker")
+                bool | None,
+                declare.Option("--localai", help="only print the environment variables for a LocalAI worker"),
             ],
         },
         read=read,
@@ -169,5 +169,5 @@ def _join_command() -> Callable[..., int]:
     )
 
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = declare.App()
 app.command("join")(_join_command())

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import typer
+from corral.cli.common import declare
 
 FROM_STDIN = "-"
 _FLAG = "--token"
@@ -51,5 +51,5 @@ def without_token(words: Sequence[str]) -> list[str]:
 def _read_token() -> str:
     line = getpass.getpass("join token: ") if sys.stdin.isatty() else sys.stdin.readline()
     if not line.strip():
-        raise typer.BadParameter("--token - reads the token from standard input, but standard input is empty")
+        raise declare.BadParameter("--token - reads the token from standard input, but standard input is empty")
     return line.strip()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.roles import reload_worker, run_role, run_worker, saved_settings, settings_of
 from corral.cli.common.settings_command import settings_command
 from corral.cli.nodes.join_token import hide_token
@@ -45,20 +44,20 @@ _HELP = {
 }
 
 
-def controller_app() -> typer.Typer:
+def controller_app() -> declare.App:
     return _app("controller", _role_command("controller"))
 
 
-def gateway_app() -> typer.Typer:
+def gateway_app() -> declare.App:
     return _app("gateway", _role_command("gateway"))
 
 
-def worker_app() -> typer.Typer:
+def worker_app() -> declare.App:
     return _app("worker", _worker_command())
 
 
-def _app(name: str, command: Callable[..., int]) -> typer.Typer:
-    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+def _app(name: str, command: Callable[..., int]) -> declare.App:
+    app = declare.App()
     app.command(name)(command)
     return app
 
@@ -69,7 +68,7 @@ def _role_command(role: str) -> Callable[..., int]:
 
 def _worker_command() -> Callable[..., int]:
     """`corral worker` runs a worker; `corral worker reload` finds the running one by the same settings."""
-    action = typer.Argument(
+    action = declare.Argument(
         metavar="reload", help="replace the running worker by a new process without losing requests"
     )
     actions: list[str] = []
@@ -78,7 +77,7 @@ def _worker_command() -> Callable[..., int]:
     def read(given: dict[str, Any]) -> dict[str, Any]:
         if (word := given.pop("action")) is not None:
             if word != "reload":
-                raise typer.BadParameter(f"unknown action {word!r}: the only action is `reload`")
+                raise declare.BadParameter(f"unknown action {word!r}: the only action is `reload`")
             actions.append(word)
         if not actions:
             flags.update(hide_token(given))

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.options import unknown_name
 from corral.cli.common.output import free_of_total, key_value_lines, printable, relative_time, table
 from corral.contract.admin import NodeView
@@ -142,9 +141,9 @@ def read_label_changes(changes: Iterable[str]) -> tuple[dict[str, str], list[str
         elif not equals and len(change) > 1 and change.endswith("-"):
             removed.append(change[:-1])
         else:
-            raise typer.BadParameter(f"{change!r} is not a label change: write KEY=VALUE to set, KEY- to remove")
+            raise declare.BadParameter(f"{change!r} is not a label change: write KEY=VALUE to set, KEY- to remove")
     if both := added.keys() & set(removed):
-        raise typer.BadParameter(f"{sorted(both)[0]!r} is both set and removed")
+        raise declare.BadParameter(f"{sorted(both)[0]!r} is both set and removed")
     return added, removed
 
 

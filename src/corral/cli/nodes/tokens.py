@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_command, fleet_command
 from corral.cli.common.options import Json
 from corral.cli.common.output import print_json, print_line, print_note, print_table, relative_time
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
     from corral.client.endpoint import Endpoint
     from corral.contract.admin import JoinTokenView
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
+app = declare.App(
     help="""Create, list and revoke join tokens. A machine needs a token to join the fleet.
 
     \b
@@ -35,15 +31,15 @@ app = typer.Typer(
 @fleet_command
 async def create_token(
     client: Client,
-    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="a label, shown by `corral token list`")] = "",
+    name: Annotated[str, declare.Option("--name", metavar="TEXT", help="a label, shown by `corral token list`")] = "",
     uses: Annotated[
-        str, typer.Option("--uses", metavar="N", help="number of machines that can join with the token, or unlimited")
+        str, declare.Option("--uses", metavar="N", help="number of machines that can join with the token, or unlimited")
     ] = "1",
     expires: Annotated[
-        str, typer.Option("--expires", metavar="DURATION", help="lifetime of the token: 15m, 1h, 7d or never")
+        str, declare.Option("--expires", metavar="DURATION", help="lifetime of the token: 15m, 1h, 7d or never")
     ] = "1h",
     pre_approved: Annotated[
-        bool, typer.Option("--pre-approved", help="admit the machine without `corral nodes approve`")
+        bool, declare.Option("--pre-approved", help="admit the machine without `corral nodes approve`")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -72,7 +68,7 @@ async def create_token(
 async def list_tokens(
     client: Client,
     everything: Annotated[
-        bool, typer.Option("--all", help="include tokens that are used up, expired or revoked")
+        bool, declare.Option("--all", help="include tokens that are used up, expired or revoked")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -108,9 +104,7 @@ async def list_tokens(
 @destructive_command
 async def revoke_token(
     client: Client,
-    ids: Annotated[
-        list[str], typer.Argument(metavar="ID", help="token ids, from `corral token list`", show_default=False)
-    ],
+    ids: Annotated[list[str], declare.Argument(metavar="ID", help="token ids, from `corral token list`")],
 ) -> None:
     """Revoke join tokens. Machines that joined with them stay in the fleet.
 
@@ -142,7 +136,7 @@ def _uses(text: str) -> int | None:
     if text in ("unlimited", "any"):
         return None
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise typer.BadParameter(f"--uses: {text!r} is not a number of 1 or more, and not `unlimited`")
+        raise declare.BadParameter(f"--uses: {text!r} is not a number of 1 or more, and not `unlimited`")
     return int(text)
 
 
@@ -152,9 +146,9 @@ def duration_or_never(text: str) -> float | None:
     try:
         seconds = parse_duration_s(text)
     except ValueError as error:
-        raise typer.BadParameter(f"--expires: {error}") from error
+        raise declare.BadParameter(f"--expires: {error}") from error
     if not seconds:
-        raise typer.BadParameter("--expires: must be more than 0, such as 1h, or never")
+        raise declare.BadParameter("--expires: must be more than 0, such as 1h, or never")
     return seconds
 
 

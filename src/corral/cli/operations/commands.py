@@ -6,8 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_command, destructive_if_given, fleet_command
 from corral.cli.common.options import Detach, Json, Yes, confirm, reject_empty, run_for_each
 from corral.cli.common.output import DONE, print_json, print_line, print_note, print_table, printable
@@ -19,10 +18,7 @@ if TYPE_CHECKING:
     from corral.client import Client
     from corral.contract.admin import OperationView, Steered
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
+app = declare.App(
     help="""List, follow, cancel and retry operations.
 
     An operation is an install, upgrade, rollback, delete or fetch that runs on one or many nodes. It continues without
@@ -35,15 +31,11 @@ app = typer.Typer(
       corral ops cancel 3f2a91c0
     """,
 )
-Operation = Annotated[
-    str, typer.Argument(metavar="ID", help="id of the operation, or the beginning of it", show_default=False)
-]
-Several = Annotated[
-    list[str], typer.Argument(metavar="ID", help="ids of operations, or the beginnings of them", show_default=False)
-]
+Operation = Annotated[str, declare.Argument(metavar="ID", help="id of the operation, or the beginning of it")]
+Several = Annotated[list[str], declare.Argument(metavar="ID", help="ids of operations, or the beginnings of them")]
 _ID = re.compile(r"[0-9A-Za-z-]+\Z")  # anything else would change the path of the API request
 OneNode = Annotated[
-    str, typer.Option("--node", metavar="NODE", help="only on this node, by name or id", callback=reject_empty)
+    str, declare.Option("--node", metavar="NODE", help="only on this node, by name or id", callback=reject_empty)
 ]
 
 
@@ -52,7 +44,7 @@ OneNode = Annotated[
 async def list_operations(
     client: Client,
     everything: Annotated[
-        bool, typer.Option("--all", help="include operations that have ended, without their nodes")
+        bool, declare.Option("--all", help="include operations that have ended, without their nodes")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -100,16 +92,16 @@ async def watch_operations(
     client: Client,
     operations: Annotated[
         list[str] | None,
-        typer.Argument(
+        declare.Argument(
             metavar="ID",
             help="ids, or the beginnings of them; without ids, every running operation",
-            show_default=False,
         ),
     ] = None,
     until_ended: Annotated[
-        bool, typer.Option("--to-the-end", help="also wait for nodes that are offline or failing, until each has ended")
+        bool,
+        declare.Option("--to-the-end", help="also wait for nodes that are offline or failing, until each has ended"),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print every change as a line of JSON")] = False,
+    as_json: Annotated[bool, declare.Option("--json", help="print every change as a line of JSON")] = False,
 ) -> int:
     """Follow operations until no node makes progress. Ctrl-C detaches; the operations continue.
 
@@ -203,7 +195,7 @@ async def dismiss_operations(client: Client, operations: Several) -> int:
 @destructive_if_given("clear")
 async def show_history(
     client: Client,
-    clear: Annotated[bool, typer.Option("--clear", help="delete the history, for all users")] = False,
+    clear: Annotated[bool, declare.Option("--clear", help="delete the history, for all users")] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:

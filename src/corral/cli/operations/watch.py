@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.options import note_unread_galleries
 from corral.cli.common.output import (
     DONE,
@@ -51,9 +50,9 @@ def absolute_uri(uri: str) -> str:
 def node_scope(node: str, selector: str, all_nodes: bool, *, default: bool) -> dict[str, Any]:
     """The chosen nodes. `default`: whether no choice means every node."""
     if (bool(node) + bool(selector) + all_nodes) > 1:
-        raise typer.BadParameter("give only one of --node, --selector and --all-nodes")
+        raise declare.BadParameter("give only one of --node, --selector and --all-nodes")
     if not (node or selector or all_nodes or default):
-        raise typer.BadParameter("choose the nodes: --node NODE, --selector LABELS or --all-nodes")
+        raise declare.BadParameter("choose the nodes: --node NODE, --selector LABELS or --all-nodes")
     return {"node": node, "selector": selector}
 
 

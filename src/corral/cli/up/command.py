@@ -11,8 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import typer
-
+from corral.cli.common import declare
 from corral.cli.common.data_folder import DataFolder, lock_file, run_folder
 from corral.cli.common.output import DONE
 from corral.cli.common.roles import BusServerSettings, prepare_bus, settings_of
@@ -246,5 +245,5 @@ def _remove_sockets(run: Path) -> None:
         run.rmdir()
 
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = declare.App()
 app.command("up")(settings_command(UpSettings, up, help=HELP))

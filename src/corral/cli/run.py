@@ -1,0 +1,121 @@
+"""Runs a command: finds it, imports its module and calls it.
+
+Turns every error into one line on stderr and an exit code: 0 done, 1 failed, 2 wrong usage, 3 not finished yet,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import sys
+
+import click
+
+from corral.cli import commands
+from corral.cli.commands import COMMANDS, WITHOUT_CONTEXT
+from corral.cli.common import declare
+from corral.cli.common.output import DONE, FAILED, INTERRUPTED, QUIET, USAGE, print_error, print_line
+from corral.kit.errors import CorralError
+
+
+def load(name: str) -> click.Command:
+    """Import the module of a command and build the command."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    # A role's application reads the settings of that role, so it is built only for the command that needs it.
+    app: declare.App = found if isinstance(found, declare.App) else found()
+    return app.build()
+
+
+class _Root(declare.Group):
+    """`corral` itself. The summaries of the commands are known, so its help imports none of them."""
+
+    def get_help(self, ctx: declare.Context) -> str:
+        return commands.help_text()
+
+
+def root() -> click.Group:
+    return _Root(
+        declare.LazyCommands(COMMANDS, load),
+        callback=_before_command,
+        invoke_without_command=True,
+        params=[
+            click.Option(["--context", "fleet"]),
+            click.Option(["--quiet", "-q"], is_flag=True),
+            click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_show_version),
+        ],
+    )
+
+
+def _before_command(fleet: str | None, quiet: bool) -> None:
+    """The commands read `--context` themselves (`common/fleet_command.py`)."""
+    if quiet:
+        os.environ[QUIET] = "1"
+    name = click.get_current_context().invoked_subcommand
+    if fleet and name in WITHOUT_CONTEXT:
+        raise declare.BadParameter(f"`corral {name}` does not connect to a fleet: remove --context before {name}")
+
+
+def _show_version(context: declare.Context, _: object, is_given: bool) -> None:
+    if is_given:
+        from corral import __version__
+
+        print_line(f"corral {__version__}")
+        context.exit()
+
+
+def run(words: list[str]) -> int:
+    for word in words:
+        if not word.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in word):
+            print_error(f"{word.encode('utf-8', 'surrogateescape')!r} is not UTF-8; arguments must be UTF-8")
+            return USAGE
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal cannot encode is shown as a question mark instead of ending the command.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        result = _invoke(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # `corral nodes list | head` closed the pipe. Without this the interpreter reports the same error at exit.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (KeyboardInterrupt, declare.Abort):
+        return INTERRUPTED
+    except CorralError as error:
+        print_error(error.message)
+        return USAGE if error.code == "bad_settings" else FAILED
+    except OSError as error:
+        print_error(_os_error(error))
+        return FAILED
+    except click.ClickException as error:
+        return _usage_error(error)
+    return result if isinstance(result, int) else DONE
+
+
+def _invoke(words: list[str]) -> object:
+    """Not click's own `main`, which prints an empty line at Ctrl-C."""
+    try:
+        with root().make_context("corral", words) as context:
+            return context.command.invoke(context)
+    except declare.Exit as end:
+        return end.exit_code
+
+
+def _usage_error(error: click.ClickException) -> int:
+    message = error.format_message().removeprefix("Invalid value: ")
+    context: declare.Context | None = getattr(error, "ctx", None)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) or not message:
+        print(context.get_help() if context else message, file=sys.stderr)
+    else:
+        command = context.command_path if context else "corral"
+        print_error(f"{' '.join(message.split())} (see `{command} --help`)")
+    return int(error.exit_code)
+
+
+def _os_error(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}"
