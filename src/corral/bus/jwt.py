@@ -6,6 +6,7 @@ Pure: the caller passes randomness and time. `auth.py` decides what the claims s
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import hmac
 import json
@@ -13,17 +14,18 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
-import nkeys
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+_SEED = 18 << 3  # the first byte of a seed: it makes the text start with S
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
 
 
 class KeyKind(IntEnum):
     """The byte that makes a public key start with O, A or U and a seed with SO, SA or SU."""
 
-    OPERATOR = nkeys.PREFIX_BYTE_OPERATOR
-    ACCOUNT = nkeys.PREFIX_BYTE_ACCOUNT
-    USER = nkeys.PREFIX_BYTE_USER
+    OPERATOR = 14 << 3
+    ACCOUNT = 0
+    USER = 20 << 3
 
 
 class BadKey(ValueError):
@@ -35,8 +37,7 @@ def new_seed(kind: KeyKind, random_bytes: Callable[[int], bytes]) -> str:
 
 
 def seed_from_bytes(kind: KeyKind, raw: bytes) -> str:
-    encoded: bytes = nkeys.encode_seed(raw, int(kind))
-    return encoded.decode()
+    return _encode_key(bytes((_SEED | kind >> 5, (kind & 31) << 3)) + raw)
 
 
 def derive_seed(parent_seed: str, *purpose: str) -> str:
@@ -58,15 +59,13 @@ def check_seed(seed: str, kind: KeyKind) -> None:
 
 
 def public_key(seed: str) -> str:
-    _decode_seed(seed)
-    key: bytes = nkeys.from_seed(seed.encode()).public_key
-    return key.decode()
+    kind, raw = _decode_seed(seed)
+    return _encode_key(bytes((kind,)) + Ed25519PrivateKey.from_private_bytes(raw).public_key().public_bytes_raw())
 
 
 def sign(seed: str, data: bytes) -> bytes:
-    _decode_seed(seed)
-    signature: bytes = nkeys.from_seed(seed.encode()).sign(data)
-    return signature
+    _, raw = _decode_seed(seed)
+    return Ed25519PrivateKey.from_private_bytes(raw).sign(data)
 
 
 def encode_token(claims: Mapping[str, Any], issuer_seed: str) -> str:
@@ -91,12 +90,22 @@ def decode_claims(token: str) -> dict[str, Any]:
 
 def _decode_seed(seed: str) -> tuple[int, bytes]:
     try:
-        prefix, raw = nkeys.decode_seed(seed.encode())
-    except (nkeys.NkeysError, ValueError, IndexError) as error:
+        data = base64.b32decode(seed + "=" * (-len(seed) % 8))
+    except (binascii.Error, ValueError) as error:
         raise BadKey("this is not an nkeys seed") from error
-    if len(raw) != 32:
+    body, checksum = data[:-2], data[-2:]
+    if len(body) != 34 or _checksum(body) != checksum or body[0] & 0b11111000 != _SEED or body[1] & 7:
         raise BadKey("this is not an nkeys seed")
-    return int(prefix), bytes(raw)
+    return (body[0] & 7) << 5 | body[1] >> 3, body[2:]
+
+
+def _encode_key(body: bytes) -> str:
+    return _b32(body + _checksum(body))
+
+
+def _checksum(body: bytes) -> bytes:
+    """CRC-16/XMODEM, little-endian."""
+    return binascii.crc_hqx(body, 0).to_bytes(2, "little")
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from corral.contract.sources import Wheel
 from corral.gallery.pypi.lock import Lock, WheelLocker
 from corral.gallery.pypi.pip import PipLocker
 from corral.gallery.pypi.uv import UvLocker
@@ -20,6 +21,9 @@ class NoLocker:
 
     async def lock(self, requirement: str, *, platform: str, python: str) -> Lock:
         raise Failed(f"{requirement} cannot be locked for {platform}: the controller has neither uv nor pip")
+
+    async def lock_pinned(self, requirements: str, *, platform: str, python: str) -> tuple[Wheel, ...]:
+        raise Failed(f"packages cannot be listed for {platform}: the controller has neither uv nor pip")
 
 
 def find_locker(

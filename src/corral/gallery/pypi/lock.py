@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from corral.contract.sources import TextFile, Wheel
-from corral.kit.errors import CorralError
+from corral.contract.sources import TextFile, Wheel, normal_name
+from corral.kit.errors import CorralError, Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,18 @@ class NoWheels(CorralError):
 class WheelLocker(Protocol):
     async def lock(self, requirement: str, *, platform: str, python: str) -> Lock:
         """Raises NoWheels, NotFound (no such package or version), Unreachable (the index does not answer), Failed."""
+
+    async def lock_pinned(self, requirements: str, *, platform: str, python: str) -> tuple[Wheel, ...]:
+        """The wheels of a complete list of pinned requirements, to which no dependency is added. Raises the same."""
+
+
+def lock_of(requirement: str, python: str, wheels: tuple[Wheel, ...]) -> Lock:
+    """The lock of a requirement whose wheels are known. Raises Failed if its own wheel is not among them."""
+    project = normal_name(re.split(r"[\[=]", requirement)[0])
+    version = next((wheel.version for wheel in wheels if wheel.project == project), "")
+    if not version:
+        raise Failed(f"the list of wheels does not contain {project}")
+    return Lock(f"{project}=={version}", version, python, wheels)
 
 
 def digest_of_lock(wheels: Sequence[Wheel], files: Sequence[TextFile] = ()) -> str:

@@ -4,7 +4,6 @@ markers of dependencies for the system it runs on, so a lock for another system 
 from __future__ import annotations
 
 import platform as host
-import re
 import sys
 import sysconfig
 import tempfile
@@ -16,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from corral.contract.sources import Wheel, normal_name
-from corral.gallery.pypi.lock import Lock, NoWheels
+from corral.gallery.pypi.lock import Lock, NoWheels, lock_of
 from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
 from corral.kit.subprocesses import CapturedOutput, capture_program, environment_without_secrets
 
@@ -30,38 +29,50 @@ class PipLocker:
     ) -> None:
         """`alone`: without the package's dependencies."""
         self._program = tuple(program)
-        self._alone = ("--no-deps",) if alone else ()
+        self._alone = alone
         self._env = environment_without_secrets(env)
         self._timeout_s = timeout_s
 
     async def lock(self, requirement: str, *, platform: str, python: str) -> Lock:
+        wheels = await self._resolve(requirement, (requirement,), platform, python, alone=self._alone)
+        return lock_of(requirement, python, wheels)
+
+    async def lock_pinned(self, requirements: str, *, platform: str, python: str) -> tuple[Wheel, ...]:
+        with tempfile.NamedTemporaryFile("w", prefix="corral-lock-", suffix=".txt") as file:
+            file.write(requirements)
+            file.flush()
+            return await self._resolve("the list of packages", ("-r", file.name), platform, python, alone=True)
+
+    async def _resolve(
+        self, shown: str, words: Sequence[str], platform: str, python: str, *, alone: bool
+    ) -> tuple[Wheel, ...]:
+        """`shown`: what errors call the requirements."""
         if (platform, python) != (own_platform(), own_python()):
-            raise Failed(f"{requirement} for {platform} and Python {python}: {_FOREIGN}")
+            raise Failed(f"{shown} for {platform} and Python {python}: {_FOREIGN}")
         with tempfile.TemporaryDirectory(prefix="corral-lock-") as folder:
             report = Path(folder) / "report.json"
-            words = [
+            command = [
                 *(*self._program, "install", "--dry-run", "--ignore-installed", "--quiet", "--no-input"),
-                *("--disable-pip-version-check", "--only-binary", ":all:", *self._alone),
-                *("--report", str(report), requirement),
+                *("--disable-pip-version-check", "--only-binary", ":all:", *(("--no-deps",) if alone else ())),
+                *("--report", str(report), *words),
             ]
-            ran = await capture_program(words, env=self._env, folder=Path(folder), timeout_s=self._timeout_s)
+            ran = await capture_program(command, env=self._env, folder=Path(folder), timeout_s=self._timeout_s)
             if ran.status != 0:
-                raise explain(requirement, platform, ran)
-            return read_report(report.read_bytes(), requirement, python)
+                raise explain(shown, platform, ran)
+            return read_wheels(report.read_bytes())
 
 
 def read_report(body: bytes, requirement: str, python: str) -> Lock:
+    return lock_of(requirement, python, read_wheels(body))
+
+
+def read_wheels(body: bytes) -> tuple[Wheel, ...]:
     """Read pip's report, which names exactly one file for each package."""
     try:
         written: Any = msgspec.json.decode(body)
-        wheels = tuple(sorted(map(_wheel, written["install"]), key=lambda wheel: wheel.project))
+        return tuple(sorted(map(_wheel, written["install"]), key=lambda wheel: wheel.project))
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise Failed(f"pip's report cannot be read: {error!r}") from error
-    project = normal_name(re.split(r"[\[=]", requirement)[0])
-    version = next((wheel.version for wheel in wheels if wheel.project == project), "")
-    if not version:
-        raise Failed(f"pip's report does not contain {project}")
-    return Lock(f"{project}=={version}", version, python, wheels)
 
 
 def explain(requirement: str, platform: str, ran: CapturedOutput) -> CorralError:

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from packaging.tags import Tag
 
 from corral.contract.sources import Wheel, normal_name
-from corral.gallery.pypi.lock import Lock, NoWheels
+from corral.gallery.pypi.lock import Lock, NoWheels, lock_of
 from corral.gallery.pypi.wheel_tags import MINIMUM_SYSTEM, MinimumSystem, choose_wheel, supported_tags
 from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
 from corral.kit.subprocesses import CapturedOutput, capture_program, environment_without_secrets
@@ -40,7 +40,7 @@ class UvLocker:
     ) -> None:
         """`alone`: without the package's dependencies, for callers that only need a file of the package."""
         self._program = program
-        self._alone = ("--no-deps",) if alone else ()
+        self._alone = alone
         self._env = environment_without_secrets(env) | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
         self._minimum = minimum
         self._timeout_s = timeout_s
@@ -48,20 +48,30 @@ class UvLocker:
             self._env["UV_CACHE_DIR"] = str(cache_folder)
 
     async def lock(self, requirement: str, *, platform: str, python: str) -> Lock:
+        wheels = await self._compile(requirement, requirement, platform, python, alone=self._alone)
+        return lock_of(requirement, python, wheels)
+
+    async def lock_pinned(self, requirements: str, *, platform: str, python: str) -> tuple[Wheel, ...]:
+        return await self._compile(requirements, "the list of packages", platform, python, alone=True)
+
+    async def _compile(
+        self, requirements: str, shown: str, platform: str, python: str, *, alone: bool
+    ) -> tuple[Wheel, ...]:
+        """`shown`: what errors call the requirements."""
         ranks = supported_tags(platform, python, self._minimum)
         # In an empty folder: uv reads the settings of a project in the current folder.
         with tempfile.TemporaryDirectory(prefix="corral-lock-") as folder:
             command = [
                 *(self._program, "pip", "compile", "-", "--quiet", "--no-header", "--format", "pylock.toml"),
                 *("--only-binary", ":all:", "--python", sys.executable, "--python-version", python),
-                *("--python-platform", uv_platform(platform, self._minimum), *self._alone),
+                *("--python-platform", uv_platform(platform, self._minimum), *(("--no-deps",) if alone else ())),
             ]
             ran = await capture_program(
-                command, env=self._env, folder=Path(folder), timeout_s=self._timeout_s, stdin=requirement + "\n"
+                command, env=self._env, folder=Path(folder), timeout_s=self._timeout_s, stdin=requirements + "\n"
             )
         if ran.status != 0:
-            raise explain(requirement, platform, python, ran)
-        return read_pylock(ran.stdout, requirement, python, ranks)
+            raise explain(shown, platform, python, ran)
+        return read_wheels(ran.stdout, ranks)
 
 
 def uv_platform(platform: str, minimum: MinimumSystem) -> str:
@@ -72,17 +82,16 @@ def uv_platform(platform: str, minimum: MinimumSystem) -> str:
 
 
 def read_pylock(text: str, requirement: str, python: str, ranks: Mapping[Tag, int]) -> Lock:
+    return lock_of(requirement, python, read_wheels(text, ranks))
+
+
+def read_wheels(text: str, ranks: Mapping[Tag, int]) -> tuple[Wheel, ...]:
     """Read a PEP 751 lock made for one machine: the best wheel of each package."""
     try:
         packages = tomllib.loads(text).get("packages", [])
     except tomllib.TOMLDecodeError as error:
         raise Failed(f"uv's lock cannot be read: {error}") from error
-    wheels = tuple(sorted((_best(package, ranks) for package in packages), key=lambda wheel: wheel.project))
-    project = normal_name(re.split(r"[\[=]", requirement)[0])
-    versions = {wheel.project: wheel.version for wheel in wheels}
-    if project not in versions:
-        raise Failed(f"uv's lock does not contain {project}")
-    return Lock(f"{project}=={versions[project]}", versions[project], python, wheels)
+    return tuple(sorted((_best(package, ranks) for package in packages), key=lambda wheel: wheel.project))
 
 
 def explain(requirement: str, platform: str, python: str, ran: CapturedOutput) -> CorralError:
