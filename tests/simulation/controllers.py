@@ -16,12 +16,12 @@ from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.replicas.provisioners import FileSource
-from corral.controller.replicas.reconcile import ReplicaOptions
+from corral.controller.replicas.reconcile import ReplicaPace
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
 from corral.controller.scheduler.world import Policy
-from corral.controller.settings import BackendSettings
+from corral.controller.settings import BackendSettings, ReplicaSettings
 from corral.controller.wiring.backends import BackendPace, Backends
 from corral.controller.wiring.replicas import ReplicaDependencies, Replicas
 from corral.kit.clock import Clock
@@ -49,8 +49,8 @@ BACKENDS = BackendSettings(
 PACE = BackendPace(renew_s=14.0, inventory_flush_s=6.0, silent_poll_s=30.0, upgrade_rest_s=60.0, rest_s=0.1)
 
 
-REPLICAS = ReplicaOptions(
-    interval_s=30.0,
+REPLICAS = ReplicaSettings(replica_interval_s=Seconds(30))
+REPLICA_PACE = ReplicaPace(
     busy_interval_s=6.0,
     rest_s=1.5,
     orphan_interval_s=60.0,
@@ -153,7 +153,7 @@ class Controller:
         dependencies = ReplicaDependencies(
             Known(store), around.files, around.catalogue, self.backends.acceptor, self.changes
         )
-        self.replicas = Replicas(store, self.bus, leadership, self.feed, clock, dependencies, REPLICAS)
+        self.replicas = Replicas(store, self.bus, leadership, self.feed, clock, dependencies, REPLICAS, REPLICA_PACE)
         listening = ObservationWindow(self.bus, clock, longest_gap_s=STALE_AFTER_S / 2)
         self.health = HealthMonitor(
             store,

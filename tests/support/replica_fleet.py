@@ -43,10 +43,12 @@ from corral.controller.inventory.routing import read_routing
 from corral.controller.models.edits import ModelOrigin, next_row
 from corral.controller.replicas.lifecycle import LifecycleTimes
 from corral.controller.replicas.load_jobs import Cooldown
-from corral.controller.replicas.reconcile import ReplicaOptions
+from corral.controller.replicas.reconcile import ReplicaPace
 from corral.controller.scheduler.world import Policy
+from corral.controller.settings import ReplicaSettings
 from corral.controller.wiring.replicas import ReplicaDependencies, Replicas
 from corral.kit.errors import CorralError
+from corral.kit.settings import Seconds
 from corral.store.records import DesiredReplica
 from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
 from corral.store.tables.model_schedules import Schedule
@@ -57,8 +59,8 @@ from tests.support.scripted_worker import CorralWorker
 from tests.support.waiting import until
 
 GIB = 1024**3
-QUICK = ReplicaOptions(
-    interval_s=0.2,
+SETTINGS = ReplicaSettings(replica_interval_s=Seconds(0.2))
+QUICK = ReplicaPace(
     busy_interval_s=0.05,
     rest_s=0.002,
     orphan_interval_s=0.2,
@@ -248,7 +250,7 @@ class ReplicaFleet:
     def loads(self) -> Any:
         return next(iter(self.replicas.values())).loads
 
-    def add(self, controller: Controller, settings: ReplicaOptions = QUICK, *, start: bool = True) -> Replicas:
+    def add(self, controller: Controller, pace: ReplicaPace = QUICK, *, start: bool = True) -> Replicas:
         made = Replicas(
             controller.store,
             controller.bus,
@@ -262,7 +264,8 @@ class ReplicaFleet:
                 controller.backends.acceptor,
                 controller.changes,
             ),
-            settings,
+            SETTINGS,
+            pace,
         )
         self.replicas[controller.name] = made
         if start:
@@ -382,9 +385,9 @@ class ReplicaFleet:
 
 @contextlib.asynccontextmanager
 async def open_replica_fleet(
-    url: str, *, settings: ReplicaOptions = QUICK, yard: Yard | None = None
+    url: str, *, pace: ReplicaPace = QUICK, yard: Yard | None = None
 ) -> AsyncIterator[ReplicaFleet]:
     async with open_fleet(url, yard=yard) as fleet:
         made = ReplicaFleet(fleet)
-        made.add(fleet.first, settings)
+        made.add(fleet.first, pace)
         yield made

@@ -25,11 +25,11 @@ from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.access import open_trust
 from corral.controller.wiring.app import build_app
 from corral.controller.wiring.backends import BackendPace, Backends, gallery_options, registry_settings
-from corral.controller.wiring.files import fetch_pace, open_model_files
+from corral.controller.wiring.files import open_model_files
 from corral.controller.wiring.localai import open_localai
 from corral.controller.wiring.models import open_models
 from corral.controller.wiring.nodes import assemble_nodes
-from corral.controller.wiring.replicas import ReplicaDependencies, Replicas, replica_options
+from corral.controller.wiring.replicas import ReplicaDependencies, Replicas, replica_pace
 from corral.controller.wiring.runtime import open_runtime
 from corral.controller.wiring.services import api_services
 from corral.controller.wiring.staging import Staging
@@ -77,17 +77,10 @@ async def serve(
             leadership,
             runtime.feed,
             clock,
+            settings.backends,
             lease=REPLICAS,
-            pace=fetch_pace(settings),
         )
-        staging = Staging(
-            runtime,
-            files.files,
-            fetches,
-            backends.progress,
-            accept_s=settings.backends.backend_accept_timeout_s,
-            pace=fetch_pace(settings),
-        )
+        staging = Staging(runtime, files.files, fetches, backends.progress, settings.backends)
         localai = await opened.enter_async_context(
             open_localai(settings, runtime, trust, catalogue, files.files, runtime.changes.mark_unreachable)
         )
@@ -102,7 +95,9 @@ async def serve(
             orders=localai.orders if localai is not None else None,
             keep_list=files.files.keep_list,
         )
-        replicas = Replicas(store, bus, leadership, runtime.feed, clock, dependencies, replica_options(settings))
+        replicas = Replicas(
+            store, bus, leadership, runtime.feed, clock, dependencies, settings.replicas, replica_pace(settings)
+        )
         nodes = assemble_nodes(
             settings,
             runtime,

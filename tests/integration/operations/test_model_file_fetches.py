@@ -26,11 +26,13 @@ from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, read_definition
 from corral.controller.access.signing import open_ingress_tokens
 from corral.controller.files.blob_listener import ControllerBlobUrls
-from corral.controller.files.fetches import Fetches, FetchPace
+from corral.controller.files.fetches import Fetches
 from corral.controller.files.file_resolver import FileResolver, ResolverSettings
 from corral.controller.files.model_files import FileRetention, ModelFiles
+from corral.controller.settings import BackendSettings
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Failed, NotFound
+from corral.kit.settings import Seconds
 from corral.kit.tasks import run_every
 from corral.store.tables import models, revisions
 from corral.store.tables.models import StoredModel
@@ -40,7 +42,7 @@ from tests.support.waiting import until
 
 WEIGHTS = os.urandom(2_000_000)
 LEASE = "replicas"
-PACE = FetchPace(interval_s=0.05, progress_interval_s=0.01, first_retry_s=0.2, last_retry_s=0.2)
+QUICK = BackendSettings(progress_interval_s=Seconds(0.01), retry_first_s=Seconds(0.2), retry_cap_s=Seconds(0.2))
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Site:
     stack: AsyncExitStack
     running: list[asyncio.Task[None]] = field(default_factory=list)
 
-    async def fetches(self, controller: Controller, *, pace: FetchPace = PACE) -> Fetches:
+    async def fetches(self, controller: Controller, *, settings: BackendSettings = QUICK) -> Fetches:
         """The part itself, on a controller with a disk of its own; it loads models if nobody else does."""
         store, clock = controller.store, SystemClock()
         files = ModelFiles(
@@ -74,8 +76,9 @@ class Site:
             controller.leadership,
             controller.feed,
             clock,
+            settings,
             lease=LEASE,
-            pace=pace,
+            interval_s=0.05,
         )
 
         async def lead() -> None:

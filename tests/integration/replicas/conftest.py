@@ -38,11 +38,11 @@ async def local(tmp_path: Path) -> AsyncIterator[ReplicaFleet]:
 
 @pytest.fixture(params=KINDS)
 async def patient_fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ReplicaFleet]:
-    async with on_kind(request, tmp_path, open_replica_fleet, settings=PATIENT) as opened:
+    async with on_kind(request, tmp_path, open_replica_fleet, pace=PATIENT) as opened:
         yield opened
 
 
 @pytest.fixture
 async def patient(tmp_path: Path) -> AsyncIterator[ReplicaFleet]:
-    async with open_replica_fleet(sqlite_url(tmp_path), settings=PATIENT) as opened:
+    async with open_replica_fleet(sqlite_url(tmp_path), pace=PATIENT) as opened:
         yield opened

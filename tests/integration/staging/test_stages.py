@@ -33,12 +33,14 @@ from corral.contract.messages.staging import (
     StageResult,
 )
 from corral.contract.models import Definition, read_definition
-from corral.controller.staging.calls import StageCalls, StageTimeouts
+from corral.controller.settings import BackendSettings
+from corral.controller.staging.calls import StageCalls
 from corral.controller.staging.cleanup import FleetCleanup
 from corral.controller.staging.locations import FileLocations
-from corral.controller.staging.stages import StagePace, Stages
+from corral.controller.staging.stages import Stages
 from corral.kit.clock import SystemClock
 from corral.kit.errors import CorralError, Invalid, NotFound, Unreachable
+from corral.kit.settings import Seconds
 from corral.kit.tasks import run_every
 from corral.store.records import Scope, ScopeKind
 from corral.store.tables import models, node_files, nodes, revisions
@@ -48,7 +50,11 @@ from tests.support.waiting import until
 
 LEASE = "replicas"
 ALL = Scope(ScopeKind.ALL)
-PACE = StagePace(interval_s=0.05, resend_s=0.2, first_retry_s=0.1, last_retry_s=0.1)
+QUICK = BackendSettings(
+    retry_first_s=Seconds(0.1),
+    retry_cap_s=Seconds(0.1),
+    backend_accept_timeout_s=Seconds(2),
+)
 FILES = (ReplicaFile("m/abc/w.gguf", "sha256:" + "a" * 64, 1000), ReplicaFile("m/abc/t.json", "sha256:" + "b" * 64, 24))
 
 
@@ -166,8 +172,10 @@ class Site:
             controller.leadership,
             controller.feed,
             clock,
+            QUICK,
             lease=LEASE,
-            pace=PACE,
+            interval_s=0.05,
+            resend_s=0.2,
         )
 
         async def lead() -> None:
@@ -179,8 +187,7 @@ class Site:
         return stages
 
     def calls(self, controller: Controller) -> StageCalls:
-        times = StageTimeouts(accept_s=2.0, second_try_s=0.01, list_s=2.0, collect_s=2.0)
-        return StageCalls(controller.bus, SystemClock(), times=times)
+        return StageCalls(controller.bus, SystemClock(), QUICK, second_try_s=0.01, list_s=2.0, collect_s=2.0)
 
     async def worker(self, name: str, **known: Any) -> StagingWorker:
         scripted = await self.fleet.corral(name, **known)

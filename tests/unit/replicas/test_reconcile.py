@@ -15,9 +15,10 @@ from corral.contract.loads import LoadState
 from corral.contract.models import read_definition
 from corral.controller.orders.observations import OrderAccepted
 from corral.controller.orders.order import OrderId
-from corral.controller.replicas.reconcile import ReplicaReconciler
+from corral.controller.replicas.reconcile import ReplicaPace, ReplicaReconciler
 from corral.controller.replicas.snapshot import FleetSnapshot, files_known, storable_job
 from corral.controller.scheduler.world import Memory, Model, ModelFile
+from corral.controller.settings import ReplicaSettings
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
 from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
@@ -56,6 +57,8 @@ def a_reconciler(read: Any = None, **given: Any) -> ReplicaReconciler:
         sender=other,
         backend_provisioner=other,
         file_provisioner=other,
+        settings=ReplicaSettings(),
+        pace=ReplicaPace(),
         **given,
     )
 

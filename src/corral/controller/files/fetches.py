@@ -41,6 +41,7 @@ from corral.controller.operations.progress import ProgressCollector
 from corral.controller.operations.state import settle
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
+from corral.controller.settings import BackendSettings
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, NotFound
 from corral.kit.humanize import format_bytes
@@ -51,14 +52,6 @@ from corral.store.records import CONTROLLER, OperationNodeStatus
 from corral.store.tables import models, operation_nodes, operations, revisions
 
 log = get_log(__name__)
-
-
-@dataclass(frozen=True)
-class FetchPace:
-    interval_s: float = 2.0
-    progress_interval_s: float = 0.25
-    first_retry_s: float = 30.0
-    last_retry_s: float = 900.0
 
 
 @dataclass(frozen=True)
@@ -90,9 +83,10 @@ class Fetches:
         leadership: Leadership,
         feed: ChangeFeed,
         clock: Clock,
+        settings: BackendSettings,
         *,
         lease: str,
-        pace: FetchPace | None = None,
+        interval_s: float = 2.0,
     ) -> None:
         """`lease`: of the controller that loads models."""
         self._store = store
@@ -103,7 +97,8 @@ class Fetches:
         self._feed = feed
         self._clock = clock
         self._lease = lease
-        self._pace = pace or FetchPace()
+        self._settings = settings
+        self._interval_s = interval_s
         self._tasks: KeyedTasks[str] = KeyedTasks()
         self._revisions: dict[str, str] = {}  # by active operation: of its model
         self._urgent: set[str] = set()  # a load waits: the next attempt is due now
@@ -116,7 +111,7 @@ class Fetches:
         for counter in (COUNTER, "models"):
             self._feed.on(counter, self._wake.set)
         async with self._tasks:
-            await run_every(self.name, self._pace.interval_s, self.run_once, clock=self._clock, wake=self._wake)
+            await run_every(self.name, self._interval_s, self.run_once, clock=self._clock, wake=self._wake)
 
     async def request(self, model_id: str, *, by: str = "") -> str:
         """The operation that fetches the model's files; empty when there is nothing to fetch."""
@@ -265,7 +260,7 @@ class Fetches:
                 if latest is not published:
                     published, seq = latest, seq + 1
                     await self._publish(_event(attempt, latest, seq))
-                await self._clock.sleep(self._pace.progress_interval_s)
+                await self._clock.sleep(self._settings.progress_interval_s)
 
         async with unwrapped_task_group() as tasks:
             publisher = tasks.create_task(publish())
@@ -304,8 +299,8 @@ class Fetches:
                 return  # edited meanwhile: the next attempt fetches other files
             (row,) = self._progress.merge(attempt.operation_id, [stored])
             if isinstance(outcome, CorralError):
-                pace, now = self._pace, await tx.now()
-                row = failed(row, outcome, now, first_s=pace.first_retry_s, cap_s=pace.last_retry_s)
+                settings, now = self._settings, await tx.now()
+                row = failed(row, outcome, now, first_s=settings.retry_first_s, cap_s=settings.retry_cap_s)
             else:
                 row = fetched(row, outcome)
             await write_row(tx, operation, row)

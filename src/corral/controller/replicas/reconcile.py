@@ -43,6 +43,7 @@ from corral.controller.replicas.snapshot import (
 from corral.controller.runtime.change_feed import LOADS, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.scheduler.world import Policy, World
+from corral.controller.settings import ReplicaSettings
 from corral.kit.clock import Clock
 from corral.kit.tasks import Wake, run_every
 from corral.store.engine.transactions import Store
@@ -53,17 +54,15 @@ WAKES = ("inventory", "nodes", "models", "schedules", LOADS)
 
 
 @dataclass(frozen=True)
-class ReplicaOptions:
-    """The tunables of loading models and keeping replicas."""
+class ReplicaPace:
+    """Intervals, limits and rules that depend on other settings, or that are none."""
 
-    interval_s: float = 5.0  # between two passes when no event arrives
-    busy_interval_s: float = 0.5  # the same while a load or a stop is in progress
+    busy_interval_s: float = 0.5  # between two passes while a load or a stop is in progress
     rest_s: float = 0.1  # at least, between two passes: events that arrive together are handled together
     orphan_interval_s: float = 30.0  # between two passes when no replica is wanted, to find leftover processes
     times: LifecycleTimes = field(default_factory=LifecycleTimes)
     cooldown: Cooldown = field(default_factory=Cooldown)
     policy: Policy = field(default_factory=Policy)
-    idle_unload_s: float = 0.0
     localai: bool = False  # this controller serves LocalAI workers
     stop_grace_s: float = 0.0  # 0: the worker's own
     accept_s: float = 10.0  # how long a worker may take to accept an order
@@ -93,7 +92,8 @@ class ReplicaReconciler:
         file_provisioner: FileProvisioner,
         waiting: Callable[[], Mapping[str, int]] = dict,
         pressure: Callable[[str, float], int] = no_pressure,
-        options: ReplicaOptions | None = None,
+        settings: ReplicaSettings,
+        pace: ReplicaPace,
     ) -> None:
         """`waiting`: requests that wait at gateways, by model, as reported to this controller. `pressure`: how often
         within so many seconds a request of a model had to leave the replica that caches its prefix."""
@@ -110,7 +110,8 @@ class ReplicaReconciler:
         self._file_provisioner = file_provisioner
         self._waiting = waiting
         self._pressure = pressure
-        self._options = options or ReplicaOptions()
+        self._interval_s = settings.replica_interval_s
+        self._pace = pace
         self._writer = PlanWriter(store, leadership, feed, lease=LEASE)
         self._wake = Wake()
         self._observations: list[ReplicaObservation] = []
@@ -145,9 +146,7 @@ class ReplicaReconciler:
                 await self._bus.subscribe(START_REPLICA_PROGRESS, self._on_progress)
                 async with asyncio.TaskGroup() as tasks, self._sender:
                     tasks.create_task(self._tick())
-                    await run_every(
-                        self.name, self._options.interval_s, self._paced, clock=self._clock, wake=self._wake
-                    )
+                    await run_every(self.name, self._interval_s, self._paced, clock=self._clock, wake=self._wake)
         finally:
             forget()
 
@@ -158,7 +157,7 @@ class ReplicaReconciler:
     async def _tick(self) -> None:
         """Wake the reconciler often while something waits for a moment in time, not for an event."""
         while True:
-            await self._clock.sleep(self._options.busy_interval_s)
+            await self._clock.sleep(self._pace.busy_interval_s)
             if self._is_busy:
                 self.wake()
 
@@ -167,7 +166,7 @@ class ReplicaReconciler:
         await self.run_once()
         took_s = self._clock.monotonic() - began
         # In a large fleet a pass takes a while and events never stop: leave time for the rest of the controller.
-        await self._clock.sleep(max(self._options.rest_s, min(2 * took_s, self._options.interval_s)))
+        await self._clock.sleep(max(self._pace.rest_s, min(2 * took_s, self._interval_s)))
 
     async def _on_result(self, result: ReplicaResult, tokens: Tokens) -> None:
         # The subject proves the sender; the message's own claims do not.
@@ -198,7 +197,7 @@ class ReplicaReconciler:
         return found
 
     async def run_once(self) -> None:
-        if not await self._leadership.lead(LEASE, every_s=self._options.interval_s):
+        if not await self._leadership.lead(LEASE, every_s=self._interval_s):
             self._observations.clear()  # the leader learns it from heartbeats, or asks again
             self._progress.clear()
             self._is_busy = False
@@ -212,7 +211,7 @@ class ReplicaReconciler:
             if await has_work(tx):
                 return True
         self._is_busy = False
-        return self._clock.monotonic() - self._last_pass_at >= self._options.orphan_interval_s
+        return self._clock.monotonic() - self._last_pass_at >= self._pace.orphan_interval_s
 
     async def _reconcile(self) -> None:
         self._last_pass_at = self._clock.monotonic()
@@ -272,7 +271,7 @@ class ReplicaReconciler:
         return PlanInput(
             now=snapshot.now,
             epoch=self._leadership.epoch(LEASE),
-            world=World(snapshot.now, snapshot.nodes, models, policy=self._options.policy),
+            world=World(snapshot.now, snapshot.nodes, models, policy=self._pace.policy),
             hosts=snapshot.hosts,
             rows=rows,
             jobs=snapshot.jobs,
@@ -284,8 +283,8 @@ class ReplicaReconciler:
             orphans=self._orphans,
             stopped_unwanted=self._stopped_unwanted,
             pending_lookups=frozenset(name for name in backend_names if self._builds.is_looking_up(name)),
-            times=self._options.times,
-            cooldown=self._options.cooldown,
+            times=self._pace.times,
+            cooldown=self._pace.cooldown,
         )
 
     def _with_last_use(self, row: DesiredReplica, snapshot: FleetSnapshot) -> DesiredReplica:

@@ -42,6 +42,7 @@ from corral.controller.operations.views import STAGE
 from corral.controller.orders.observations import OrderAccepted, OrderEnded, OrderNotSent, OrderUnconfirmed
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
+from corral.controller.settings import BackendSettings
 from corral.controller.staging.calls import NO_WORKER, StageCalls
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, Failed, Invalid, NotFound, Unreachable
@@ -69,14 +70,6 @@ class StagedFiles(Protocol):
 
 
 @dataclass(frozen=True)
-class StagePace:
-    interval_s: float = 2.0
-    resend_s: float = 15.0  # an order without a known outcome is sent again
-    first_retry_s: float = 30.0
-    last_retry_s: float = 900.0
-
-
-@dataclass(frozen=True)
 class _Prepared:
     revision: str
     definition: Definition
@@ -99,11 +92,14 @@ class Stages:
         leadership: Leadership,
         feed: ChangeFeed,
         clock: Clock,
+        settings: BackendSettings,
         *,
         lease: str,
-        pace: StagePace | None = None,
+        interval_s: float = 2.0,
+        resend_s: float = 15.0,
     ) -> None:
-        """`lease`: of the controller that loads models."""
+        """`lease`: of the controller that loads models. `resend_s`: when an order without a known outcome is sent
+        again."""
         self._store = store
         self._bus = bus
         self._files = files
@@ -113,7 +109,9 @@ class Stages:
         self._feed = feed
         self._clock = clock
         self._lease = lease
-        self._pace = pace or StagePace()
+        self._settings = settings
+        self._interval_s = interval_s
+        self._resend_s = resend_s
         self._tasks: KeyedTasks[_Key] = KeyedTasks()
         self._cancels = BackgroundTasks()
         self._prepared: dict[str, _Prepared] = {}
@@ -125,7 +123,7 @@ class Stages:
             self._feed.on(counter, self._wake.set)
         await self._bus.subscribe(STAGE_RESULT, self.on_result)
         async with self._cancels, self._tasks:
-            await run_every(self.name, self._pace.interval_s, self.run_once, clock=self._clock, wake=self._wake)
+            await run_every(self.name, self._interval_s, self.run_once, clock=self._clock, wake=self._wake)
 
     async def request(self, model_id: str, scope: Scope, *, by: str = "") -> str:
         """The id of the operation that stages the model's files on the nodes of the scope. Raises NotFound, and Invalid
@@ -253,10 +251,10 @@ class Stages:
         try:
             async with self._store.read() as tx:
                 now = await tx.now()
-            pace = self._pace
+            settings = self._settings
 
             def fail(row: OperationNode) -> OperationNode:
-                return failed(row, error, now, first_s=pace.first_retry_s, cap_s=pace.last_retry_s)
+                return failed(row, error, now, first_s=settings.retry_first_s, cap_s=settings.retry_cap_s)
 
             await self._settle(operation, fail, {node_id} if node_id else None)
         except CorralError as problem:  # of the store: a later pass does it again
@@ -331,7 +329,7 @@ class Stages:
                         pass
                     case _:
                         raise Unreachable(NO_WORKER)
-                done, _ = await asyncio.wait([waiting], timeout=self._pace.resend_s)
+                done, _ = await asyncio.wait([waiting], timeout=self._resend_s)
                 if done:
                     return waiting.result()
         finally:

@@ -17,7 +17,6 @@ from corral.blobs.transfer.remote import HttpTimeouts, open_session
 from corral.blobs.upload import Uploads
 from corral.controller.artifacts.service import Artifacts
 from corral.controller.files.blob_listener import ControllerBlobUrls, open_blob_listener
-from corral.controller.files.fetches import FetchPace
 from corral.controller.files.file_resolver import FileResolver, ResolverSettings
 from corral.controller.files.hub import HubSettings
 from corral.controller.files.images import Images
@@ -119,14 +118,6 @@ async def open_model_files(
                 peers,
                 (files, blob_urls, missing, peers, *artifacts.parts),
             )
-
-
-def fetch_pace(settings: ControllerSettings) -> FetchPace:
-    return FetchPace(
-        progress_interval_s=settings.backends.progress_interval_s,
-        first_retry_s=settings.backends.retry_first_s,
-        last_retry_s=settings.backends.retry_cap_s,
-    )
 
 
 def _resolver_settings(settings: ControllerSettings, own: Path) -> ResolverSettings:

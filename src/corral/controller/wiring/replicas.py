@@ -23,13 +23,13 @@ from corral.controller.replicas.load_jobs import Cooldown
 from corral.controller.replicas.loads import LoadService
 from corral.controller.replicas.plan_execution import OrderSender
 from corral.controller.replicas.provisioners import BackendProvisioner, FileProvisioner, FileSource, MemoryEstimator
-from corral.controller.replicas.reconcile import ReplicaOptions, ReplicaReconciler, no_pressure
+from corral.controller.replicas.reconcile import ReplicaPace, ReplicaReconciler, no_pressure
 from corral.controller.replicas.snapshot import SnapshotReader
 from corral.controller.replicas.why import PlacementExplainer
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.scheduler.world import Policy
-from corral.controller.settings import ControllerSettings
+from corral.controller.settings import ControllerSettings, ReplicaSettings
 from corral.kit.clock import Clock
 from corral.store.engine.transactions import Store
 
@@ -49,10 +49,9 @@ class ReplicaDependencies:
     pressure: Callable[[str, float], int] = no_pressure  # see `ReplicaReconciler`
 
 
-def replica_options(settings: ControllerSettings) -> ReplicaOptions:
+def replica_pace(settings: ControllerSettings) -> ReplicaPace:
     replicas = settings.replicas
-    return ReplicaOptions(
-        interval_s=replicas.replica_interval_s,
+    return ReplicaPace(
         times=LifecycleTimes(orphan_after=timedelta(seconds=replicas.stray_after_s)),
         cooldown=Cooldown(
             first=timedelta(seconds=replicas.load_cooldown_s),
@@ -65,7 +64,6 @@ def replica_options(settings: ControllerSettings) -> ReplicaOptions:
             up_after_s=replicas.scale_up_after_s,
             down_after_s=replicas.scale_down_after_s,
         ),
-        idle_unload_s=replicas.idle_unload_s,
         localai=settings.localai.compat_localai,
         accept_s=settings.backends.backend_accept_timeout_s,
     )
@@ -80,24 +78,24 @@ class Replicas:
         feed: ChangeFeed,
         clock: Clock,
         dependencies: ReplicaDependencies,
-        options: ReplicaOptions | None = None,
+        settings: ReplicaSettings,
+        pace: ReplicaPace,
     ) -> None:
-        options = options or ReplicaOptions()
         memory = MemoryEstimator(dependencies.files)
-        self.activity = ActivityTracker(bus, clock, fresh_s=options.fresh_s)
+        self.activity = ActivityTracker(bus, clock, fresh_s=pace.fresh_s)
         snapshots = SnapshotReader(
             store,
             Builds(dependencies.catalogue, clock, on_found=self._wake),
             self.activity,
             memory.estimate,
-            idle_unload_s=options.idle_unload_s,
-            localai=options.localai,
+            idle_unload_s=settings.idle_unload_s,
+            localai=pace.localai,
         )
         orders = dependencies.orders or ReplicaCalls(
             bus,
             clock,
-            accept_s=options.accept_s,
-            second_try_s=options.second_try_s,
+            accept_s=pace.accept_s,
+            second_try_s=pace.second_try_s,
             keep_list=dependencies.keep_list,
         )
         self.reconciler = ReplicaReconciler(
@@ -113,18 +111,19 @@ class Replicas:
                 dependencies.changes,
                 on_observation=self._observe,
                 on_stopped=self._wake,
-                stop_grace_s=options.stop_grace_s,
+                stop_grace_s=pace.stop_grace_s,
             ),
             backend_provisioner=BackendProvisioner(dependencies.acceptor, clock),
             file_provisioner=FileProvisioner(dependencies.files, memory, clock, on_change=self._wake),
             waiting=dependencies.waiting,
             pressure=dependencies.pressure,
-            options=options,
+            settings=settings,
+            pace=pace,
         )
-        self.loads = LoadService(store, dependencies.models, feed, clock, cooldown=options.cooldown)
+        self.loads = LoadService(store, dependencies.models, feed, clock, cooldown=pace.cooldown)
         self.rows = ReplicaListing(store, self.activity)
-        self.usage_recorder = UsageRecorder(store, leadership, clock, interval_s=options.usage_interval_s)
-        self.why = PlacementExplainer(snapshots, self.loads, options.policy, clock)
+        self.usage_recorder = UsageRecorder(store, leadership, clock, interval_s=pace.usage_interval_s)
+        self.why = PlacementExplainer(snapshots, self.loads, pace.policy, clock)
 
     @property
     def parts(self) -> tuple[Any, ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from corral.controller.files.fetches import Fetches, FetchPace
+from corral.controller.files.fetches import Fetches
 from corral.controller.files.model_files import ModelFiles
 from corral.controller.operations.progress import ProgressCollector
 from corral.controller.replicas.reconcile import LEASE as REPLICAS
-from corral.controller.staging.calls import StageCalls, StageTimeouts
+from corral.controller.settings import BackendSettings
+from corral.controller.staging.calls import StageCalls
 from corral.controller.staging.cleanup import FleetCleanup
 from corral.controller.staging.locations import FileLocations
-from corral.controller.staging.stages import StagePace, Stages
+from corral.controller.staging.stages import Stages
 from corral.controller.wiring.runtime import Runtime
 
 
@@ -20,13 +21,10 @@ class Staging:
         files: ModelFiles,
         fetches: Fetches,
         progress: ProgressCollector,
-        *,
-        accept_s: float,
-        pace: FetchPace,
+        settings: BackendSettings,
     ) -> None:
-        """`pace`: of the retries of fetches, which staging shares."""
         store, clock = runtime.store, runtime.clock
-        calls = StageCalls(runtime.bus, clock, times=StageTimeouts(accept_s=accept_s), keep_list=files.keep_list)
+        calls = StageCalls(runtime.bus, clock, settings, keep_list=files.keep_list)
         self.stages = Stages(
             store,
             runtime.bus,
@@ -36,8 +34,8 @@ class Staging:
             runtime.leadership,
             runtime.feed,
             clock,
+            settings,
             lease=REPLICAS,
-            pace=StagePace(first_retry_s=pace.first_retry_s, last_retry_s=pace.last_retry_s),
         )
         self.locations = FileLocations(store, files, calls)
         self.cleanup = FleetCleanup(store, files, calls)
