@@ -48,6 +48,7 @@ SERVICES = (
     "fits",
     "planner",
     "uploads",
+    "packages",
     "stages",
     "locations",
     "cleanup",

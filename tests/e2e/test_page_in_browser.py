@@ -234,7 +234,9 @@ async def test_a_join_line_is_made_and_shown_once(person: Watched, corral: PageA
     await page.get_by_label("pre-approve them").check()
     await page.get_by_role("button", name="Make a join line").click()
     line = page.locator("#join-command")
-    await expect(line).to_have_text(re.compile(r"^corral join http://127\.0\.0\.1:8080 --token cj_[a-z2-7]{52}$"))
+    await expect(line).to_have_text(re.compile(r"^printf %s cj_[a-z2-7]{52} \| sh -c 'u=http://127\.0\.0\.1:8080; "))
+    short = page.locator("#join-short")
+    await expect(short).to_have_text(re.compile(r"^corral join http://127\.0\.0\.1:8080 --token cj_[a-z2-7]{52}$"))
     await expect(page.get_by_text("corral up --lan")).to_be_visible()
     (token,) = await corral.join_tokens.list_views()
     assert (token.uses_left, token.pre_approved) == (3, True)
@@ -246,7 +248,8 @@ async def test_a_join_line_is_made_and_shown_once(person: Watched, corral: PageA
 
     await page.get_by_role("button", name="Close").click()
     await expect(line).to_be_hidden()
-    assert await line.text_content() == "", "the secret is not left lying in the page"
+    for secret in (line, short):
+        assert await secret.text_content() == "", "the secret is not left in the page"
 
 
 async def test_a_viewer_sees_it_live_and_has_no_buttons(person: Watched, corral: PageApp, url: str) -> None:

@@ -75,7 +75,7 @@ class ArtifactSite:
         cache.wanted = fetches.wanted_digests
         url = f"http://127.0.0.1:{self.port}"
         artifacts = Artifacts(self.store, blobs, fetches, lambda _node: ((url,), TOKEN))
-        self.parts = ArtifactParts(artifacts, cache, fetches, blobs)
+        self.parts = ArtifactParts(artifacts, cache, fetches, blobs, origins)
         listener = await self._stack.enter_async_context(
             BlobListener(
                 cache.find,

@@ -31,6 +31,7 @@ from corral.controller.access.revocations import Revocations
 from corral.controller.api.overview import Overview
 from corral.controller.api.server import serve_app
 from corral.controller.backends.gallery_status import GalleryStatus
+from corral.controller.distribution.installer import install_command
 from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.health.classify import Guard
 from corral.controller.health.monitor import HealthMonitor
@@ -174,7 +175,11 @@ def _page_app(
     revoked = Revocations(store, bus, clock, keys=None, urls=(), tls=None, ttl_s=60)
     access = Access(store, feed, clock, session_ttl_s=session_ttl_s)
     admin = NodeAdmin(store, changes, issuer, revoked)
-    tokens = JoinTokens(store, feed, public_url="http://127.0.0.1:8080", ca=None)
+
+    async def command(url: str, token: str) -> str:
+        return install_command(url, "0" * 64, token)
+
+    tokens = JoinTokens(store, feed, public_url="http://127.0.0.1:8080", ca=None, install_command=command)
     overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
     services = {"access": access, "join_tokens": tokens, "nodes": admin, "feed": feed, "overview": overview}
     services |= {"operations": backends.operations, "installed": backends.installed, "integrity": backends.integrity}

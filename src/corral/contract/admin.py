@@ -73,6 +73,7 @@ class CreateJoinToken(Message, frozen=True):
     uses: int | None = 1  # None = unlimited
     ttl_s: float | None = 3600.0  # None = never expires
     pre_approved: bool = False
+    url: str = ""  # of the fleet for the other machine, where the controller has no public URL
 
 
 class JoinTokenCreated(Message, frozen=True):
@@ -80,7 +81,21 @@ class JoinTokenCreated(Message, frozen=True):
 
     token: JoinTokenView
     secret: str
-    join_command: str = ""
+    join_command: str = ""  # for a machine that has Corral
+    install_command: str = ""  # for one that has not: it installs Corral, then joins
+
+
+class InstallWheel(Message, frozen=True):
+    name: str  # of the file
+    sha256: str
+    size_bytes: int = 0  # 0: unknown
+
+
+class InstallWheels(Message, frozen=True):
+    """The packages that a machine needs to run Corral."""
+
+    wheels: tuple[InstallWheel, ...] = always(tuple)
+    ready: bool = always(bool)  # false: the controller is still making the list, ask again
 
 
 class KeyView(Message, frozen=True):

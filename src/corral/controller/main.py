@@ -126,6 +126,7 @@ async def serve(
             planner,
             CatalogueFits(replicas.why, lookups),
             files.uploads,
+            files.packages,
             demand,
             files.peers,
         )

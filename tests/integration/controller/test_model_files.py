@@ -86,6 +86,9 @@ class OneWheel:
         pinned = f"{self.wheel.project}=={self.wheel.version}"
         return Lock(pinned, self.wheel.version, python, (self.wheel,))
 
+    async def lock_pinned(self, requirements: str, *, platform: str, python: str) -> tuple[Wheel, ...]:
+        return (await self.lock(requirements, platform=platform, python=python)).wheels
+
     async def fill(self, wheels: tuple[Wheel, ...]) -> tuple[Wheel, ...]:
         return wheels
 

@@ -79,6 +79,9 @@ class FakeLocker:
             raise self.fault
         return Lock("engine==2", "2", python, WHEELS)
 
+    async def lock_pinned(self, requirements: str, *, platform: str, python: str) -> tuple[Wheel, ...]:
+        return (await self.lock(requirements, platform=platform, python=python)).wheels
+
 
 async def fill_sizes(wheels: Sequence[Wheel]) -> tuple[Wheel, ...]:
     return tuple(msgspec.structs.replace(wheel, size=77) for wheel in wheels)

@@ -45,6 +45,10 @@ async def create_token(
 ) -> None:
     """Create a join token and print the join command.
 
+    Another machine joins with this command, which first installs Corral there if necessary. The command checks the
+    installer before it runs it, and does not show the token to other users of that machine. Options of `corral join`
+    can be added at its end.
+
     \b
     Examples:
       corral token create
@@ -52,13 +56,22 @@ async def create_token(
     """
     from corral.contract.admin import CreateJoinToken
 
-    body = CreateJoinToken(name=name, uses=_uses(uses), ttl_s=duration_or_never(expires), pre_approved=pre_approved)
+    body = CreateJoinToken(
+        name=name,
+        uses=_uses(uses),
+        ttl_s=duration_or_never(expires),
+        pre_approved=pre_approved,
+        url=public_url(client.endpoint),
+    )
     created = await client.tokens.create(body)
     if as_json:
         print_json(created)
         return
+    short = created.join_command or join_line(client.endpoint, created.secret)
     print_note(f"Run this on the other machine ({_terms(created.token)}):")
-    print_line(created.join_command or join_line(client.endpoint, created.secret))
+    print_line(created.install_command or short)
+    if created.install_command:
+        print_note(f"Where Corral is installed already: {short}")
     if not pre_approved:
         print_note("Then admit the machine: `corral nodes approve NAME`.")
 
@@ -115,6 +128,11 @@ async def revoke_token(
     for token_id in ids:
         await client.tokens.revoke(token_id)
         print_line(f"{token_id} revoked")
+
+
+def public_url(endpoint: Endpoint) -> str:
+    """The URL with which the CLI reaches the fleet, if another machine could use it."""
+    return endpoint.url if endpoint.url.startswith(("http://", "https://")) else ""
 
 
 def join_line(endpoint: Endpoint, secret: str) -> str:

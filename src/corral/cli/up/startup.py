@@ -137,11 +137,14 @@ class FleetStartup:
             )
 
     async def _print_ready_message(self, client: Client, *, is_ready: bool) -> None:
-        body = CreateJoinToken(name="join line of corral up")
+        body = CreateJoinToken(name="join line of corral up", url=self._site.public_url)
         made: JoinTokenCreated = await retry_until_available(lambda: client.tokens.create(body))
         for line in ready_message(
             self._site,
-            join_command=made.join_command or join_line(self._public_endpoint(), made.secret),
+            # Another worker of this machine needs no installation.
+            join_command=(made.install_command if self._site.lan else "")
+            or made.join_command
+            or join_line(self._public_endpoint(), made.secret),
             key=self._endpoint.key if self._settings.show_key or sys.stdout.isatty() else None,
             is_ready=is_ready,
         ):

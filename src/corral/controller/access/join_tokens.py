@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import uuid
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from corral.contract.admin import CreateJoinToken, JoinTokenCreated, JoinTokenView
@@ -18,15 +20,28 @@ from corral.store.tables.join_tokens import JoinToken
 
 log = get_log(__name__)
 
+InstallCommand = Callable[[str, str], Awaitable[str]]
+
+_URL = re.compile(r"https?://[A-Za-z0-9.:_\[\]-]+/?\Z")  # it becomes a part of a shell command
 _LONGEST_S = 10 * 365 * 86400.0
 
 
 class JoinTokens:
-    def __init__(self, store: Store, feed: ChangeFeed, *, public_url: str, ca: Ca | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        feed: ChangeFeed,
+        *,
+        public_url: str,
+        ca: Ca | None,
+        install_command: InstallCommand | None = None,
+    ) -> None:
+        """`install_command`: the command that installs Corral and joins, for the URL of the fleet and a token."""
         self._store = store
         self._feed = feed
         self._public_url = public_url
         self._ca = ca
+        self._install_command = install_command
 
     async def create(self, request: CreateJoinToken, *, created_by: str) -> JoinTokenCreated:
         _check(request)
@@ -48,14 +63,26 @@ class JoinTokens:
             await revisions.bump(tx, "tokens")
         log.info("join token made", token_id=token.id, uses=token.uses_left, pre_approved=token.pre_approved)
         self._feed.notify("tokens", token.id)
-        return JoinTokenCreated(token=_view(token, now), secret=secret, join_command=self._join_command(secret))
+        url = self._public_url or request.url.rstrip("/")
+        install = await self._install_command(url, secret) if url and self._install_command is not None else ""
+        return JoinTokenCreated(
+            token=_view(token, now),
+            secret=secret,
+            join_command=self._join_command(url, secret),
+            install_command=install,
+        )
 
-    def _join_command(self, secret: str) -> str:
-        """The command for the other machine; empty when the public URL is not configured."""
-        if not self._public_url:
+    def _join_command(self, url: str, secret: str) -> str:
+        """The command for the other machine; empty when the URL is not known."""
+        if not url:
             return ""
-        pin = f" --ca {self._ca.fingerprint}" if self._ca and self._public_url.startswith("https") else ""
-        return f"corral join {self._public_url} --token {secret}{pin}"
+        pin = f" --ca {self._ca.fingerprint}" if self._ca and url.startswith("https") else ""
+        return f"corral join {url} --token {secret}{pin}"
+
+    async def check(self, secret: str) -> JoinToken:
+        """The token, if a machine may use it now; it is not used up. Raises Unauthenticated."""
+        async with self._store.read() as tx:
+            return await check_join_token(tx, secret)
 
     async def list_views(self) -> list[JoinTokenView]:
         async with self._store.read() as tx:
@@ -110,6 +137,8 @@ def _check(request: CreateJoinToken) -> None:
         raise Invalid("uses must be between 1 and 1000000, or null for no limit")
     if request.ttl_s is not None and not 0 < request.ttl_s <= _LONGEST_S:
         raise Invalid("ttl_s must be more than 0 and at most ten years, or null for never")
+    if request.url and not _URL.match(request.url):
+        raise Invalid("url is http:// or https:// and a host, with a port if it has one")
     if len(request.name) > 255:
         raise Invalid("name is longer than 255 characters")
 

@@ -15,7 +15,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 
 from corral import __version__
 from corral.controller.access.keys import Access
-from corral.controller.api import access, events, fleet, gateways, loads, meta, requests
+from corral.controller.api import access, distribution, events, fleet, gateways, loads, meta, requests
 from corral.controller.api.backends import BackendRoutes
 from corral.controller.api.errors import on_corral_error, on_http_exception, on_too_deep, on_unexpected
 from corral.controller.api.installs import InstallRoutes, UploadRoutes
@@ -58,6 +58,7 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             *loads.ROUTES,
             *requests.ROUTES,
             *meta.ROUTES,
+            *distribution.ROUTES,
             *web.ROUTES,
         ],
         dependencies={name: Provide(_giver(service), sync_to_thread=False) for name, service in services.items()},

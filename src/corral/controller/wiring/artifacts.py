@@ -31,6 +31,7 @@ class ArtifactParts:
     cache: ArtifactCache
     fetches: ArtifactFetches
     blobs: BlobStore
+    origins: Origins
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -60,7 +61,7 @@ def make_artifacts(
     listings = Listings(folder / FOLDER / "listings", blobs, origins)
     fetches = ArtifactFetches(blobs, listings, origins, cache, clock)
     cache.wanted = fetches.wanted_digests
-    return ArtifactParts(Artifacts(store, blobs, fetches, sources_for), cache, fetches, blobs)
+    return ArtifactParts(Artifacts(store, blobs, fetches, sources_for), cache, fetches, blobs, origins)
 
 
 def _hub_headers(settings: FileSettings) -> HeadersFor:

@@ -16,6 +16,7 @@ from corral.blobs.transfer.fetcher import Fetcher
 from corral.blobs.transfer.remote import HttpTimeouts, open_session
 from corral.blobs.upload import Uploads
 from corral.controller.artifacts.service import Artifacts
+from corral.controller.distribution.packages import CorralPackages
 from corral.controller.files.blob_listener import ControllerBlobUrls, open_blob_listener
 from corral.controller.files.file_resolver import FileResolver, ResolverSettings
 from corral.controller.files.hub import HubSettings
@@ -28,6 +29,7 @@ from corral.controller.files.swarm.blob_peers import BlobPeers
 from corral.controller.files.swarm.blob_tracker import BlobTracker
 from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.access import Trust
+from corral.controller.wiring.artifacts import FOLDER as ARTIFACTS
 from corral.controller.wiring.artifacts import make_artifacts
 from corral.controller.wiring.runtime import Part, Runtime
 from corral.gallery.pypi.find_locker import find_locker
@@ -44,6 +46,7 @@ class OpenedFiles:
     resolver: FileResolver
     hub: HubSettings
     uploads: Uploads
+    packages: CorralPackages
     url: str  # of the listener, for workers, which fill in `{host}`
     peers: BlobPeers
     parts: tuple[Part, ...]  # to be run
@@ -93,6 +96,15 @@ async def open_model_files(
         )
         missing = MissingBlobs(files.refetch)
         artifacts = make_artifacts(settings.files, folder, store, session, registry, files.sources_for, clock)
+        packages = CorralPackages(
+            artifacts.fetches,
+            artifacts.blobs,
+            artifacts.origins,
+            locker,
+            WheelSizes(session),
+            folder / ARTIFACTS / "corral",
+            trust.ca.fingerprint if trust.ca is not None else "",
+        )
         async with open_blob_listener(
             settings.files,
             blobs,
@@ -114,9 +126,10 @@ async def open_model_files(
                 resolver,
                 resolver_settings.hub,
                 Uploads(blobs, max_bytes=settings.files.upload_limit_bytes),
+                packages,
                 url,
                 peers,
-                (files, blob_urls, missing, peers, *artifacts.parts),
+                (files, blob_urls, missing, peers, packages, *artifacts.parts),
             )
 
 

@@ -11,6 +11,7 @@ from corral.controller.api.overview import Overview
 from corral.controller.artifacts.service import Artifacts
 from corral.controller.backends.galleries import Galleries
 from corral.controller.backends.gallery_status import GalleryStatus
+from corral.controller.distribution.packages import CorralPackages
 from corral.controller.files.fetches import Fetches
 from corral.controller.files.swarm.blob_peers import BlobPeers
 from corral.controller.fleetfile.service import FleetFiles
@@ -46,6 +47,7 @@ def api_services(
     planner: InstallPlanner,
     fits: CatalogueFits,
     uploads: Uploads,
+    packages: CorralPackages,
     demand: Demand,
     blob_peers: BlobPeers,
 ) -> dict[str, Any]:
@@ -63,7 +65,14 @@ def api_services(
     )
     return {
         "access": trust.access,
-        "join_tokens": JoinTokens(store, runtime.feed, public_url=settings.listen.public_url, ca=trust.ca),
+        "join_tokens": JoinTokens(
+            store,
+            runtime.feed,
+            public_url=settings.listen.public_url,
+            ca=trust.ca,
+            install_command=packages.install_command,
+        ),
+        "packages": packages,
         "node_api": nodes.api,
         "blob_peers": blob_peers,
         "nodes": nodes.admin,

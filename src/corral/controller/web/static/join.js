@@ -4,10 +4,15 @@ import { admin, allow, call, closePanel, guarded, openPanel } from "./acts.js";
 import { $ } from "./dom.js";
 
 async function join(form) {
-  const asked = { uses: form.uses.valueAsNumber, ttl_s: Number(form.ttl_s.value), pre_approved: form.pre_approved.checked };
-  const { secret, join_command: told } = await call("POST", "/api/tokens", asked);
-  const line = told || `corral join ${location.origin} --token ${secret}`;
+  const asked = {
+    uses: form.uses.valueAsNumber,
+    ttl_s: Number(form.ttl_s.value),
+    pre_approved: form.pre_approved.checked,
+    url: location.origin, // where the controller does not know a public URL
+  };
+  const { install_command: line, join_command: short } = await call("POST", "/api/tokens", asked);
   $("#join-command").textContent = line;
+  $("#join-short").textContent = short;
   $("#join-line").hidden = false;
   $("#join-hint").hidden = !/\/\/(localhost|127\.|\[::1\])/.test(line);
   $("[data-act=copy]").textContent = "Copy";
@@ -25,7 +30,7 @@ export function setUpJoining() {
     },
     "close-join"() {
       $("#join-line").hidden = true;
-      $("#join-command").textContent = ""; // a secret is not left lying in the page
+      $("#join-command").textContent = $("#join-short").textContent = ""; // a secret is not left lying in the page
       closePanel($("#join"));
     },
   });
