@@ -76,6 +76,7 @@ async def test_an_entry_is_as_the_contract_writes_it(api: Api) -> None:
         "current_bytes": 432013312,
         "total_bytes": 2**30,
         "rate": 1e6,
+        "eta_s": 641.7,
         "variant": "cpu-vllm",
         "version": "1.0",
         "digest": "sha256:cpu-vllm-1",
