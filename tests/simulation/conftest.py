@@ -20,6 +20,7 @@ SEEDS = int(os.environ.get("SIMULATION_SEEDS", "200"))
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("simulation")
     group.addoption("--seeds", type=int, default=SEEDS, help="how many runs of the simulation")
+    group.addoption("--first-seed", type=int, default=0, help="the seed to begin with")
     group.addoption("--seed", type=int, default=None, help="just this one, to see it again")
 
 
@@ -27,7 +28,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
         # The options are known only where this folder is named on the command line.
         chosen = metafunc.config.getoption("--seed", default=None)
-        seeds = range(metafunc.config.getoption("--seeds", default=SEEDS)) if chosen is None else [chosen]
+        first = metafunc.config.getoption("--first-seed", default=0)
+        how_many = metafunc.config.getoption("--seeds", default=SEEDS)
+        seeds = range(first, first + how_many) if chosen is None else [chosen]
         metafunc.parametrize("seed", [seed for seed in seeds if seed % 2 == metafunc.module.EVERY_OTHER])
 
 
