@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,6 @@ async def test_a_running_process_is_replaced_without_a_gap(nats_server: NatsServ
         (row,) = processes(fleet)
         assert row["process_id"] != "p1"
         assert (row["state"], row["model"], row["backend"]) == ("ready", "m", "tiny")
-        assert await answer(fleet, "p1") == 410
         assert (await fleet.backends())["tiny"]["digest"] == digest("b")
 
 
@@ -118,9 +118,12 @@ async def test_requests_of_the_old_process_end_however_long_they_take(
         assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
         assert (await start_replica(fleet, "p1"))["success"]
         token = fleet.controller.ingress_token(scope="replicas")
+        old = json.loads((await fleet.worker.get("/replicas/p1", token))[1])["pid"]
 
         async def is_retired() -> bool:
-            return await answer(fleet, "p1") == 410
+            """Another process answers, or none while only one fits."""
+            status, said = await fleet.worker.get("/replicas/p1", token)
+            return status == 410 or json.loads(said)["pid"] != old
 
         async with asyncio.TaskGroup() as tasks:
             slow = tasks.create_task(fleet.worker.get(f"/replicas/p1/when{tmp_path}/slow", token))
@@ -136,6 +139,30 @@ async def test_requests_of_the_old_process_end_however_long_they_take(
         assert slow.result()[0] == 200
         assert upgrade.result()["success"]
         await until(lambda: [row["digest"] for row in processes(fleet)] == [digest("b")])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_gateways_that_know_only_the_old_process_reach_the_new_one(
+    nats_server: NatsServer, tmp_path: Path, in_place: bool
+) -> None:
+    """They learn of it from the controller, whose database may be away. The process serves the same replica."""
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        assert (await start_replica(fleet, "p1"))["success"]
+        for version in ("b", "c"):  # also the one that knows only the first of three
+            result = await fleet.order("upgrade", f"op-{version}", tiny_order(version) | {"in_place": in_place})
+            assert result["success"], result
+            assert await answer(fleet, "p1") == 200
+        await until(lambda: [row["digest"] for row in processes(fleet)] == [digest("c")])
+        (row,) = processes(fleet)
+        assert await answer(fleet, row["process_id"]) == 200
+        stop = {"process_id": row["process_id"], "op_id": "stop", "attempt": 1, "accept": True}
+        await fleet.ask("replica.stop", stop)
+
+        async def is_gone() -> bool:
+            return await answer(fleet, "p1") == 410
+
+        await until(is_gone)
 
 
 async def test_a_new_process_that_crashes_leaves_everything_as_it_was(nats_server: NatsServer, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class IngressFastPath:
             policy.running = running
             policy.forward = head.prepare_forward(route.target, path=policy.path, strip=OURS, add=route.add)
             policy.forward.tag = running
-        self._in_flight.begin(process_id)
+        self._in_flight.begin(running.process_id)
         self.running += 1
         return policy.forward
 

@@ -1,9 +1,10 @@
-"""`/replicas/<process_id>/…`: relayed to exactly that process, or refused; never to another
-(docs/explanation/invariants.md#2-one-routable-process-per-replica). A process that speaks gRPC is reached through
-`inference/` instead, which translates, and so is `/v1/responses`, whose streams some engines leave incomplete.
+"""`/replicas/<process_id>/…`: relayed to exactly that process, or to the one that replaced it in an upgrade; never to a
+process of another identity or revision (docs/explanation/invariants.md#2-one-routable-process-per-replica). A process
+that speaks gRPC is reached through `inference/` instead, which translates, and so is `/v1/responses`, whose streams
+some engines leave incomplete.
 
 `routes.py` has checked the controller's token of the request. The token is not passed on: the process gets its own
-token, which nobody else knows. For a process that is gone, or is being replaced, the response is 410, and the gateway
+token, which nobody else knows. For a process that is gone, or is being stopped, the response is 410, and the gateway
 picks another replica.
 """
 
@@ -54,6 +55,7 @@ class ReplicaRelay:
         self._responses = Responses()
         self._routes: dict[str, ProcessRoute] = {}
         self._retired: set[str] = set()
+        self._successors: dict[str, str] = {}  # process ids, old to new
 
     async def handle(self, request: Request, responder: Responder) -> int:
         """Send the response and return its status for the metrics."""
@@ -63,7 +65,7 @@ class ReplicaRelay:
         if running is None:
             return await self._gone(responder, process_id)
         in_flight = self._in_flight
-        in_flight.begin(process_id)
+        in_flight.begin(running.process_id)
         try:
             if running.protocol == GRPC:
                 bridge = await self._bridges.of(running, self._find)
@@ -85,7 +87,7 @@ class ReplicaRelay:
         except UpstreamFailed as failure:
             return await self.send_failure(responder, running, failure)
         finally:
-            in_flight.end(process_id)
+            in_flight.end(running.process_id)
         return result.status
 
     async def close(self) -> None:
@@ -97,6 +99,12 @@ class ReplicaRelay:
         self._retired = {each for each in self._retired if self._find(each) is not None} | {process_id}
         return await self._in_flight.wait_idle(process_id, timeout_s)
 
+    def redirect(self, old: str, new: str) -> None:
+        """Relay requests for the old process to the new one, which serves the same replica with another version of the
+        backend. Gateways learn of it from the controller, and cannot while the database is away."""
+        links = {**self._successors, **{each: new for each, to in self._successors.items() if to == old}, old: new}
+        self._successors = {each: to for each, to in links.items() if self._find(to) is not None}
+
     def take_back(self, process_id: str) -> None:
         """Accept requests for a process again."""
         self._retired.discard(process_id)
@@ -106,7 +114,8 @@ class ReplicaRelay:
         self._find = {running.process_id: running for running in serving}.get
 
     def serving(self, process_id: str) -> Running | None:
-        """The process with this id, if it accepts new requests."""
+        """The process with this id, or the one that replaced it, if it accepts new requests."""
+        process_id = self._successors.get(process_id, process_id)
         return None if process_id in self._retired else self._find(process_id)
 
     def route_to(self, running: Running) -> ProcessRoute:

@@ -99,7 +99,7 @@ class BackendChanges:
         specs = await self.replacer.take_down(names, build)
         try:
             build = await self._installer.install(from_disk(request, build))
-            await self.replacer.bring_up([successor(spec, build) for spec in specs])
+            await self.replacer.bring_up({old: successor(spec, build) for old, spec in specs.items()})
         except BaseException:
             now = await self._installer.find(request.name)
             if before is not None and now is not None and now.directory != before.directory:

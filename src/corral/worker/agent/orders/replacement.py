@@ -8,7 +8,7 @@ stop and the old ones serve on. The installer decides which version on the disk 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -95,6 +95,7 @@ class ProcessReplacer:
             log.error("a process of the old version stays", backend=build.name, reason=error.message)
 
     async def _retire(self, pair: Pair) -> None:
+        self._relay.redirect(pair.old, pair.new)
         await self._take_down(pair.old)
         log.info("process replaced", key=pair.key, old=pair.old, new=pair.new)
 
@@ -115,32 +116,36 @@ class ProcessReplacer:
 
     # For machines whose memory cannot hold both versions
 
-    async def take_down(self, backends: Collection[str], build: InstalledBackend) -> list[ProcessSpec]:
-        """Stop every process of another build when its requests have ended. Returns the specs to start them again."""
-        down: dict[str, ProcessSpec] = {}
+    async def take_down(self, backends: Collection[str], build: InstalledBackend) -> dict[str, ProcessSpec]:
+        """Stop every process of another build when its requests have ended. Returns the specs to start them again, by
+        process id."""
+        down: dict[str, tuple[str, ProcessSpec]] = {}  # by key
         for _ in range(TRIES):  # a process that crashed in the meantime was restarted under another id
             users = self.users(backends)
             old = {each: spec for each, spec in users.items() if spec.directory != str(build.directory)}
-            down |= {spec.key: msgspec.structs.replace(spec, process_id="") for spec in old.values()}
+            down |= {spec.key: (each, msgspec.structs.replace(spec, process_id="")) for each, spec in old.items()}
             await asyncio.gather(*(self._take_down(process_id) for process_id in old))
-        return list(down.values())
+        return dict(down.values())
 
-    async def bring_up(self, specs: list[ProcessSpec]) -> None:
-        """Start all of them, or none: the first failure stops the others and is raised."""
-        started: list[Running] = []
+    async def bring_up(self, specs: Mapping[str, ProcessSpec]) -> None:
+        """Start all of them, or none: the first failure stops the others and is raised. `specs`: by the id of the
+        process that each one replaces."""
+        started: dict[str, Running] = {}
         try:
-            for spec in specs:
-                started.append(await self._supervisor.start(spec))
-                await probe_once(started[-1], self._probe_s)
+            for old, spec in specs.items():
+                started[old] = await self._supervisor.start(spec)
+                await probe_once(started[old], self._probe_s)
         except BaseException:
-            await asyncio.gather(*(self._stop(running.process_id, force=True) for running in started))
+            await asyncio.gather(*(self._stop(running.process_id, force=True) for running in started.values()))
             raise
+        for old, running in started.items():
+            self._relay.redirect(old, running.process_id)
 
-    async def restore(self, specs: list[ProcessSpec]) -> None:
+    async def restore(self, specs: Mapping[str, ProcessSpec]) -> None:
         """Start the processes that ran before; failures are only logged."""
-        for spec in specs:
+        for old, spec in specs.items():
             try:
-                await self._supervisor.start(spec)
+                self._relay.redirect(old, (await self._supervisor.start(spec)).process_id)
             except CorralError as error:
                 log.error("a process could not be restored", key=spec.key, reason=error.message)
 
