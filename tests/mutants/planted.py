@@ -164,6 +164,15 @@ PLANTED = (
         "an unused replica ends though it is the last that min_replicas asks for (invariant 8)",
     ),
     PlantedFault(
+        "tries-at-once-all-count",
+        f"{_CONTROLLER}.scheduler.scaling",
+        "_unsatisfied",
+        "ticks and until is not None and now < until",
+        "False",
+        "a schedule waits five minutes because nothing was free for two seconds",
+        simulated=False,  # a seed may last long enough for the pause to end
+    ),
+    PlantedFault(
         "grow-beyond-maximum",
         f"{_CONTROLLER}.scheduler.scaling",
         "_grow",

@@ -92,11 +92,25 @@ def test_what_cannot_be_had_is_left_alone_after_three_looks() -> None:
     of = with_schedule(model("m", 100), min_replicas=1)
     first = step(of)
     assert isinstance(first, Unsatisfied)
-    assert (first.ticks, first.until) == (1, None)
+    assert (first.ticks, first.until) == (1, NOON + timedelta(seconds=30))
     assert first.text.startswith("none of 3 nodes can run m (needs 100.0 GiB: told): 3 for memory")
+    second = step(with_schedule(of, unsatisfiable_ticks=1, unsatisfiable_until=NOON))
+    assert isinstance(second, Unsatisfied)
+    assert (second.ticks, second.until) == (2, NOON + timedelta(seconds=30))
     third = step(with_schedule(of, unsatisfiable_ticks=2))
     assert isinstance(third, Unsatisfied)
     assert (third.ticks, third.until) == (0, NOON + timedelta(minutes=5))
+
+
+def test_looks_that_follow_each_other_at_once_count_as_one() -> None:
+    """Passes are as frequent as events; what is free is reported once per heartbeat."""
+    soon = NOON + timedelta(seconds=1)
+    of = with_schedule(model("m", 100), min_replicas=1, unsatisfiable_ticks=2, unsatisfiable_until=soon)
+    again = step(of)
+    assert isinstance(again, Unsatisfied)
+    assert (again.ticks, again.until) == (2, soon)
+    fits = with_schedule(PLAIN, min_replicas=1, unsatisfiable_ticks=2, unsatisfiable_until=soon)
+    assert up(step(fits)) == "a"  # it is looked for all the time
 
 
 def test_a_cooldown_holds_until_its_end() -> None:

@@ -43,7 +43,12 @@ class PlanWriter:
         jobs = [job for name, job in result.jobs.items() if snapshot.jobs.get(name) != job]
         done = sorted(snapshot.jobs.keys() - result.jobs.keys())
         settled = {name: revision for name, revision in result.ready.items() if snapshot.previous_revisions.get(name)}
-        schedules = {name: found for name, found in result.unsatisfied.items() if snapshot.models[name].schedule.scales}
+        schedules = {
+            name: (ticks, until)
+            for name, (ticks, until) in result.unsatisfied.items()
+            if (schedule := snapshot.models[name].schedule).scales
+            and (ticks, until) != (schedule.unsatisfiable_ticks, schedule.unsatisfiable_until)
+        }
         if not (changed or removed or jobs or done or settled or schedules or retry_unsatisfiable):
             return True
         routing = bool(removed or settled) or any(_changes_routing(before.get(row.key), row) for row in changed)

@@ -80,7 +80,7 @@ class PlanResult:
     unwanted: list[tuple[str, str]] = field(default_factory=list)  # node and process: to stop, it has no row
     orphans: dict[str, datetime] = field(default_factory=dict)
     ready: dict[str, str] = field(default_factory=dict)  # by model: its present revision, which has a ready replica
-    unsatisfied: dict[str, tuple[int, datetime | None]] = field(default_factory=dict)  # by model: tries, paused until
+    unsatisfied: dict[str, tuple[int, datetime | None]] = field(default_factory=dict)  # by model: tries, next one
     events: list[tuple[str, DesiredReplica]] = field(default_factory=list)  # for the log
     cached_world: tuple[int, World] | None = None  # the scheduler's world after so many changes of the rows
 

@@ -47,8 +47,8 @@ class Hold:
 
 @dataclass(frozen=True)
 class Unsatisfied:
-    """No node can take a replica that the schedule requires. The caller stores `ticks` and `until`: after some tries
-    scaling pauses until then."""
+    """No node can take a replica that the schedule requires. The caller stores `ticks` and `until`. While `ticks` is
+    not 0 the next try before `until` does not count; after the last one, `ticks` is 0 and scaling pauses until then."""
 
     ticks: int
     until: datetime | None
@@ -179,8 +179,9 @@ def _add_missing(state: _ModelState) -> ScaleStep | None:
     missing = len(nodes) if nodes is not None else state.wanted - len(state.counted)
     if missing <= 0:
         return None
-    until, now = state.model.schedule.unsatisfiable_until, state.world.now
-    if until is not None and now < until:
+    schedule = state.model.schedule
+    until = schedule.unsatisfiable_until
+    if until is not None and not schedule.unsatisfiable_ticks and state.world.now < until:
         return (
             None if state.leaving else Hold(f"{state.summary}; no place was found, next try at {until:%H:%M:%S}", False)
         )
@@ -210,11 +211,13 @@ def replace_in_place(world: World, model: Model) -> ScaleDown | None:
 
 
 def _unsatisfied(state: _ModelState, why: NoCapacity) -> Unsatisfied:
-    policy, ticks = state.world.policy, state.model.schedule.unsatisfiable_ticks + 1
-    if ticks < policy.unsatisfiable_after_ticks:
-        return Unsatisfied(ticks, None, why, why.text)
-    until = state.world.now + timedelta(seconds=policy.unsatisfiable_s)
-    return Unsatisfied(0, until, why, why.text)
+    policy, now = state.world.policy, state.world.now
+    ticks, until = state.model.schedule.unsatisfiable_ticks, state.model.schedule.unsatisfiable_until
+    if ticks and until is not None and now < until:
+        return Unsatisfied(ticks, until, why, why.text)
+    if ticks + 1 < policy.unsatisfiable_after_ticks:
+        return Unsatisfied(ticks + 1, now + timedelta(seconds=policy.unsatisfiable_tick_s), why, why.text)
+    return Unsatisfied(0, now + timedelta(seconds=policy.unsatisfiable_s), why, why.text)
 
 
 def _retire(state: _ModelState) -> ScaleDown | None:

@@ -203,6 +203,7 @@ class Policy:
     down_after_s: float = 300.0  # contract
     pressure_threshold: int = 1
     unsatisfiable_after_ticks: int = 3
+    unsatisfiable_tick_s: float = 30.0  # passes may follow each other at once; heartbeats report free memory less often
     unsatisfiable_s: float = 300.0
 
 
