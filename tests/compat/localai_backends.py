@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -81,6 +81,7 @@ class LocalAIBackends:
         self._ports = itertools.count(FIRST_PORT)
         self.run: LocalAIProcesses | None = None  # else nothing really runs
         self.models: Path | None = None  # the models folder, where there is one
+        self.files: Mapping[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {}  # with an object storage
         self._stopping: set[str] = set()
         self._indexes: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by name and url, as they were first read
 
@@ -97,6 +98,7 @@ class LocalAIBackends:
             "model.stop": self._stop_model,
             "model.delete": self._delete_model,
             "models.running": self._running,
+            **self.files,
         }
         for subject, work in serial.items():
             await client.subscribe(f"nodes.{node_id}.{subject}", cb=self._handler(subject, work))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ SHARED = "the-shared-registration-token"
 
 
 class ServingYard:
-    def __init__(self, folder: Path, store_url: str) -> None:
+    def __init__(self, folder: Path, store_url: str, *, members: int = 2, **env: str) -> None:
+        """`env`: more settings of the controllers."""
         self.folder = folder
         self.source = mock_copy(folder / "mock")
         gallery = gallery_of(
@@ -43,7 +44,7 @@ class ServingYard:
         self.cluster = Cluster(
             folder,
             store_url,
-            members=2,
+            members=members,
             CORRAL_COMPAT_LOCALAI="true",
             CORRAL_REGISTRATION_TOKEN=SHARED,
             CORRAL_PEER_CHECK_INTERVAL="300ms",
@@ -51,6 +52,7 @@ class ServingYard:
             CORRAL_STALE_AFTER="10s",
             CORRAL_FILE_FOLDERS=str(folder),
             **gallery,
+            **env,
         )
 
     @property
@@ -81,9 +83,13 @@ class ServingYard:
             yield client
 
     @contextlib.asynccontextmanager
-    async def worker(self, name: str) -> AsyncIterator[ServingWorker]:
-        """Approved and healthy; forgotten afterwards, with the models that were installed meanwhile."""
+    async def worker(
+        self, name: str, *, prepare: Callable[[ServingWorker], object] = lambda _worker: None
+    ) -> AsyncIterator[ServingWorker]:
+        """Approved and healthy; forgotten afterwards, with the models that were installed meanwhile. `prepare` is
+        called before it joins."""
         worker = ServingWorker(self, name)
+        prepare(worker)
         await worker.files.start()
         worker.http_port = worker.files.port
         await worker.register()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from corral.blobs.storage_settings import StorageSettings
 from corral.contract.sources import HUB
 from corral.gallery.galleries import DEFAULT_GALLERIES, DEFAULT_MODEL_GALLERIES, check_galleries
 from corral.kit.process import HOME_DATA, resolve_data
@@ -457,6 +458,7 @@ class ControllerSettings:
     gallery: GallerySettings = group(GallerySettings)
     models: ModelSettings = group(ModelSettings)
     files: FileSettings = group(FileSettings)
+    storage: StorageSettings = group(StorageSettings)
     backends: BackendSettings = group(BackendSettings)
     replicas: ReplicaSettings = group(ReplicaSettings)
     log_level: str = setting("debug, info, warning or error", default="info", check=valid_log_level)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from corral.blobs.storage_settings import StorageSettings
+from corral.controller.settings import ControllerSettings
 from corral.kit.settings import BadSettings, read_settings, shown
+from corral.worker.settings import WorkerSettings
 
 
 def read(**env: str) -> StorageSettings:
@@ -36,9 +39,10 @@ def test_both_spellings_of_the_variables(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["LOCALAI_STORAGE_ACCESS_KEY", "CORRAL_STORAGE_SECRET_KEY"])
-def test_half_a_key_pair_is_refused(name: str) -> None:
+@pytest.mark.parametrize("settings", [StorageSettings, ControllerSettings, WorkerSettings])
+def test_half_a_key_pair_is_refused(settings: type[Any], name: str) -> None:
     with pytest.raises(BadSettings, match="storage-access-key and storage-secret-key come together"):
-        read(**{"CORRAL_STORAGE_URL": "http://storage:9000", name: "half"})
+        read_settings(settings, flags={}, env={"CORRAL_STORAGE_URL": "http://storage:9000", name: "half"})
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,15 @@ from corral.contract.messages.backends import (
     InstallProgress,
     StopBackend,
 )
+from corral.contract.messages.files import (
+    ENSURE_FILE,
+    LIST_DIR,
+    STAGE_FILE,
+    EnsureFile,
+    ListDir,
+    LocalFile,
+    StageFile,
+)
 from corral.contract.messages.models import (
     DELETE_MODEL,
     LIST_RUNNING_MODELS,
@@ -35,6 +44,7 @@ from corral.store.tables.peer_processes import PeerProcess
 log = get_log(__name__)
 T = TypeVar("T")
 Key = tuple[str, int]  # model and replica
+MAX_FILE_CALLS = 12  # of one file: two hours
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,8 @@ class PeerTimes:
     running_s: float = 10.0
     stop_s: float = 30.0  # Free 5 s, SIGTERM 15 s, SIGKILL
     delete_s: float = 30.0
+    file_s: float = 600.0  # one file between the worker and the object storage
+    list_s: float = 30.0
     second_try_s: float = 0.25  # after a call that no worker listened to
     gone_within_s: float = 30.0  # a process that was told to end
     unseen_s: float = 2.0  # the same, of a worker that does not say what runs
@@ -188,6 +200,47 @@ class PeerCalls:
         )
         if not reply.success:
             raise Failed(reply.error or "its worker gave no reason")
+
+    async def ensure_file(self, node_id: str, key: str) -> str:
+        """The worker's path of an object, which it fetches where it does not have it. A worker that has not answered is
+        still fetching: called again, it answers when that is done. Raises Failed with the worker's reason,
+        Unreachable if it has no object storage, OutcomeUnknown."""
+        for _ in range(MAX_FILE_CALLS - 1):
+            try:
+                reply = await self._call_ensure(node_id, key)
+                break
+            except OutcomeUnknown as error:
+                log.info("the worker is still fetching", node_id=node_id, key=key, error=error.message)
+        else:
+            reply = await self._call_ensure(node_id, key)
+        if reply.error or not reply.local_path:
+            raise Failed(reply.error or f"its worker does not say where {key} is")
+        return reply.local_path
+
+    async def _call_ensure(self, node_id: str, key: str) -> LocalFile:
+        request = EnsureFile(key=key)
+        return await self._retried(
+            lambda: self._bus.call(ENSURE_FILE, request, timeout_s=self.times.file_s, node=node_id)
+        )
+
+    async def stage_file(self, node_id: str, path: str, key: str) -> None:
+        """The worker uploads a file of its own as an object. Raises Failed with the worker's reason, Unreachable,
+        OutcomeUnknown."""
+        request = StageFile(local_path=path, key=key)
+        reply = await self._retried(
+            lambda: self._bus.call(STAGE_FILE, request, timeout_s=self.times.file_s, node=node_id)
+        )
+        if reply.error:
+            raise Failed(reply.error)
+
+    async def list_files(self, node_id: str, prefix: str) -> tuple[str, ...]:
+        request = ListDir(key_prefix=prefix)
+        reply = await self._retried(
+            lambda: self._bus.call(LIST_DIR, request, timeout_s=self.times.list_s, node=node_id)
+        )
+        if reply.error:
+            raise Failed(reply.error)
+        return tuple(reply.files)
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
         return await retry_unreachable(call, clock=self._clock, after_s=self.times.second_try_s)

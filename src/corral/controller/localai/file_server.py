@@ -24,6 +24,7 @@ from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, NotFound, Unreachable, reason_of
 
+MODELS = "models/"  # keys of the worker's models folder
 _PIECE = 1024 * 1024
 _LARGEST_ANSWER = 1024 * 1024
 MAX_CORRUPT = 3

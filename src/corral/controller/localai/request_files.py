@@ -4,6 +4,9 @@ LocalAI's own way (docs/reference/wire/files.md#staging-keys: `ephemeral/…`, `
 upstream never does. So these files lie in a folder of their own below the models folder, which `model.delete` removes
 whole; the backend writes into an empty file put there for it. A folder's name begins with when it was made: what a
 controller that died has left behind is swept up by that.
+
+With an object storage the files are objects below `ephemeral/`, and the worker keeps its copies in its cache: a Corral
+worker removes them after a while, LocalAI's never does.
 """
 
 from __future__ import annotations
@@ -14,14 +17,15 @@ import posixpath
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from hashlib import file_digest, sha256
 from pathlib import Path
+from typing import Protocol
 
 from corral.contract.sources import is_safe_path
 from corral.controller.localai.calls import PeerCalls
-from corral.controller.localai.file_server import FileServerAddress, FileServers
-from corral.controller.localai.staging import MODELS
+from corral.controller.localai.file_server import MODELS, FileServerAddress, FileServers
+from corral.controller.localai.object_files import ObjectFiles
 from corral.inference.api_errors import ApiError
 from corral.inference.request_files import RequestFolder
 from corral.kit.clock import Clock
@@ -33,6 +37,7 @@ from corral.kit.threads import run_uncancelled
 log = get_log(__name__)
 
 FOLDER = ".corral-requests"
+EPHEMERAL = "ephemeral/"
 LARGEST_OUTPUT = 1024 * 1024 * 1024
 _MARK = ".folder"
 _TRIES = 3
@@ -49,13 +54,16 @@ class RequestFiles:
         clock: Clock,
         folder: Path,
         *,
+        objects: ObjectFiles | None = None,
         left_after_s: float = 6 * 3600.0,
     ) -> None:
-        """`folder`: on this machine, for what passes through. `left_after_s`: what is older is nobody's any more."""
+        """`folder`: on this machine, for what passes through. `objects`: where an object storage is configured.
+        `left_after_s`: what is older is nobody's any more."""
         self._servers = servers
         self._calls = calls
         self._clock = clock
         self._folder = folder
+        self._objects = objects
         self._left_after_s = left_after_s
         self._removing: KeyedTasks[tuple[str, str]] = KeyedTasks()
 
@@ -79,9 +87,14 @@ class RequestFiles:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return Path(tempfile.mkdtemp(dir=self._folder))
 
-    @property
-    def servers(self) -> FileServers:
-        return self._servers
+    def carriers(self, node_id: str, where: FileServerAddress, name: str) -> list[Carrier]:
+        """The ways to the node, best first."""
+        found: list[Carrier] = []
+        if self._objects is not None:
+            found.append(ObjectCarrier(self._objects, node_id, f"{EPHEMERAL}requests/{name.rpartition('/')[2]}"))
+        if where.url or not found:
+            found.append(HttpCarrier(self._servers, where, f"{MODELS}{name}", lambda: self.remove(node_id, name)))
+        return found
 
     def remove(self, node_id: str, name: str) -> None:
         """In the background: nobody waits for it."""
@@ -114,6 +127,70 @@ class RequestFiles:
             await self._clock.sleep(_RETRY_S)
 
 
+class Carrier(Protocol):
+    """Moves the files of one request to its node and back. Names are relative to the folder of the request."""
+
+    async def put(self, name: str, path: Path, sha256: str, size: int) -> str:
+        """The path of the file on the node."""
+
+    async def list_(self, name: str) -> tuple[str, ...]: ...
+
+    async def get(self, name: str, path: Path) -> None:
+        """Raises NotFound, and Failed for a file that is too large."""
+
+    def clean_up(self) -> None:
+        """Remove what was moved, in the background."""
+
+
+class HttpCarrier:
+    def __init__(self, servers: FileServers, where: FileServerAddress, folder: str, remove: Callable[[], None]) -> None:
+        self._servers = servers
+        self._where = where
+        self._folder = folder
+        self._remove = remove
+
+    async def put(self, name: str, path: Path, sha256: str, size: int) -> str:
+        return await self._servers.put(self._where, f"{self._folder}/{name}", path, sha256, size)
+
+    async def list_(self, name: str) -> tuple[str, ...]:
+        return await self._servers.list_(self._where, f"{self._folder}/{name}")
+
+    async def get(self, name: str, path: Path) -> None:
+        await self._servers.get(self._where, f"{self._folder}/{name}", path, LARGEST_OUTPUT)
+
+    def clean_up(self) -> None:
+        self._remove()
+
+
+class ObjectCarrier:
+    """The worker's cache has a file under the key of its object. `files.temp` would give a name without the extension
+    by which backends choose a format."""
+
+    def __init__(self, objects: ObjectFiles, node_id: str, folder: str) -> None:
+        self._objects = objects
+        self._node_id = node_id
+        self._folder = folder
+        self._there: dict[str, str] = {}  # by name: the path on the node
+
+    async def put(self, name: str, path: Path, sha256: str, size: int) -> str:
+        key = f"{self._folder}/{name}"
+        self._there.setdefault(name, "")
+        self._there[name] = await self._objects.ensure(self._node_id, key, path, sha256, lambda _have: None)
+        return self._there[name]
+
+    async def list_(self, name: str) -> tuple[str, ...]:
+        return await self._objects.list_(self._node_id, f"{self._folder}/{name}")
+
+    async def get(self, name: str, path: Path) -> None:
+        folder, _, rest = name.partition("/")
+        there = self._there.get(name) or f"{posixpath.dirname(self._there[f'{folder}/{_MARK}'])}/{rest}"
+        key = f"{self._folder}/fetch/{name}"
+        await self._objects.fetch(self._node_id, there, key, path, max_bytes=LARGEST_OUTPUT)
+
+    def clean_up(self) -> None:
+        self._objects.delete_soon([f"{self._folder}/{name}" for name in self._there])
+
+
 class RemoteFiles:
     """Fits `inference.request_files.Files`."""
 
@@ -125,22 +202,21 @@ class RemoteFiles:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[RequestFolder]:
         here = self._whole.make_here()
-        folder = RemoteFolder(here, self._whole.servers, self._where, self._whole.new_name())
+        folder = RemoteFolder(here, self._whole.carriers(self._node_id, self._where, self._whole.new_name()))
         try:
             yield folder
         finally:
             shutil.rmtree(here, ignore_errors=True)  # a few files: quicker than a thread, and never left undone
-            if folder.used:
-                self._whole.remove(self._node_id, folder.name)
+            folder.clean_up()
 
 
 class RemoteFolder:
-    def __init__(self, here: Path, servers: FileServers, where: FileServerAddress, name: str) -> None:
+    def __init__(self, here: Path, carriers: list[Carrier]) -> None:
+        """`carriers`: the ways to the node, best first. The first file decides which one the request takes."""
         self.here = here
-        self.name = name
-        self.used = False
-        self._servers = servers
-        self._where = where
+        self._carriers = carriers
+        self._used: list[Carrier] = []
+        self._decided = False
 
     async def hand_over(self, path: Path) -> str:
         digest, size = await asyncio.to_thread(_measured, path)
@@ -160,7 +236,7 @@ class RemoteFolder:
 
     async def list_outputs(self, name: str) -> tuple[str, ...]:
         try:
-            listed = await self._servers.list_(self._where, self._key(name))
+            listed = await self._carriers[0].list_(name)
         except CorralError as error:
             raise _refused(error) from error
         return tuple(file for file in listed if not file.startswith(_MARK) and is_safe_path(file))
@@ -169,24 +245,33 @@ class RemoteFolder:
         path = self.here / name
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            await self._servers.get(self._where, self._key(name), path, LARGEST_OUTPUT)
+            await self._carriers[0].get(name, path)
         except NotFound as error:
             raise FileNotFoundError(name) from error
         except CorralError as error:
             raise _refused(error) from error
         return path
 
-    async def _put(self, path: Path, digest: str, size: int) -> str:
-        self.used = True
-        try:
-            return await self._servers.put(
-                self._where, self._key(path.relative_to(self.here).as_posix()), path, digest, size
-            )
-        except CorralError as error:
-            raise _refused(error) from error
+    def clean_up(self) -> None:
+        for carrier in self._used:
+            carrier.clean_up()
 
-    def _key(self, name: str) -> str:
-        return f"{MODELS}{self.name}/{name}"
+    async def _put(self, path: Path, digest: str, size: int) -> str:
+        name = path.relative_to(self.here).as_posix()
+        while True:
+            carrier = self._carriers[0]
+            if carrier not in self._used:
+                self._used.append(carrier)
+            try:
+                there = await carrier.put(name, path, digest, size)
+            except CorralError as error:
+                if self._decided or len(self._carriers) == 1:
+                    raise _refused(error) from error
+                log.warning("the files of a request take another way", reason=error.message)
+                del self._carriers[0]
+            else:
+                self._decided = True
+                return there
 
 
 def _measured(path: Path) -> tuple[str, int]:

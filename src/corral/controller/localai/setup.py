@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 import msgspec
 
+from corral.blobs.object_store import ObjectStore
+from corral.blobs.storage_settings import StorageSettings
 from corral.controller.localai.bridges import Bridges
 from corral.controller.localai.calls import PeerCalls, PeerTimes
-from corral.controller.localai.cleanup import PeerCleanup
+from corral.controller.localai.cleanup import ObjectSweep, PeerCleanup
 from corral.controller.localai.file_server import FileServers
 from corral.controller.localai.load import PeerLoads
 from corral.controller.localai.needs import PeerDependencies
+from corral.controller.localai.object_files import ObjectFiles
 from corral.controller.localai.orders import PeerOrders
 from corral.controller.localai.replica_routes import ReplicaRoutes
 from corral.controller.localai.request_files import RequestFiles
@@ -37,6 +41,7 @@ class PeerSettings:
     folder: Path  # for files of requests that pass through
     instance: str
     lease: str  # of whoever orders replicas: the same looks after these
+    storage: StorageSettings = field(default_factory=StorageSettings)
     check_every_s: float = 5.0
     times: PeerTimes = field(default_factory=PeerTimes)
 
@@ -60,7 +65,13 @@ async def open_peers(own: ReplicaOrders, needs: PeerDependencies, settings: Peer
     calls = PeerCalls(bus, clock, settings.times, galleries_with=galleries_with)
     async with contextlib.AsyncExitStack() as opened:
         servers = await opened.enter_async_context(FileServers(settings.token, clock))
-        requests = await opened.enter_async_context(RequestFiles(servers, calls, clock, settings.folder))
+        objects = None
+        if settings.storage.is_configured:
+            fleet = hashlib.sha256(needs.public_key.encode()).hexdigest()[:16]
+            objects = await opened.enter_async_context(ObjectFiles(ObjectStore(settings.storage), calls, fleet=fleet))
+        requests = await opened.enter_async_context(
+            RequestFiles(servers, calls, clock, settings.folder, objects=objects)
+        )
         loads = PeerLoads(
             bus,
             clock,
@@ -69,7 +80,7 @@ async def open_peers(own: ReplicaOrders, needs: PeerDependencies, settings: Peer
             node_of=lambda process_id: row.node_id if (row := table.known().get(process_id)) is not None else None,
         )
         starting = PeerStarter(
-            calls, PeerStaging(servers, needs.files), needs.files, table, needs.logs, clock, settings.token
+            calls, PeerStaging(servers, needs.files, objects), needs.files, table, needs.logs, clock, settings.token
         )
         orders = await opened.enter_async_context(
             PeerOrders(
@@ -90,7 +101,12 @@ async def open_peers(own: ReplicaOrders, needs: PeerDependencies, settings: Peer
         bridges = Bridges(store, requests, settings.token, table.known)
         opened.push_async_callback(bridges.close)
         routes = ReplicaRoutes(table, bridges, loads, clock, needs.public_key, doubt=watching.doubt)
-        yield Peers(orders, (table, loads, watching, sweeping, _Tidying(bridges, clock)), routes.around)
+        parts = [table, loads, watching, sweeping, _Tidying(bridges, clock)]
+        if objects is not None:
+            parts.append(
+                ObjectSweep(objects.store, clock, fleet=fleet, leads=lambda: table.leads, wanted=sweeping.wanted)
+            )
+        yield Peers(orders, tuple(parts), routes.around)
 
 
 class _Tidying:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import posixpath
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,15 +20,16 @@ from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.sources import is_safe_path
 from corral.controller.files.model_files import ModelFiles
 from corral.controller.localai import file_server
-from corral.controller.localai.file_server import FileServers
+from corral.controller.localai.file_server import MODELS, FileServers
+from corral.controller.localai.object_files import ObjectFiles
 from corral.inference.load_options import LoadTarget, load_options, weights_of
 from corral.kit.errors import CorralError, Failed, NotFound
 from corral.kit.log import get_log
 
 log = get_log(__name__)
 
-MODELS = "models/"
 GIB = 1024**3
+SendFile = Callable[[str, Path, str, Callable[[int], None]], Awaitable[str]]  # key, file, digest; its path there
 
 
 class Staged(NamedTuple):
@@ -47,30 +49,64 @@ class StagingProgress(NamedTuple):
     total_bytes: int
 
 
+class NotHere(NotFound):
+    """A file is gone from this controller."""
+
+
 class PeerStaging:
-    def __init__(self, servers: FileServers, files: ModelFiles) -> None:
+    def __init__(self, servers: FileServers, files: ModelFiles, objects: ObjectFiles | None = None) -> None:
+        """`objects`: where an object storage is configured."""
         self._servers = servers
         self._files = files
+        self._objects = objects
 
     async def bring(
         self,
+        node_id: str,
         where: file_server.FileServerAddress,
         files: Sequence[ReplicaFile],
         tell: Callable[[StagingProgress], None],
     ) -> tuple[Staged, ...]:
-        """All of them, one after the other, as the contract has it. Raises what keeps one from getting there."""
+        """All of them, one after the other, as the contract has it: through the object storage where there is one, and
+        else, or when that fails, to the worker's file server. Raises what keeps one from getting there."""
+        objects = self._objects
+        if objects is not None:
+
+            async def by_storage(key: str, here: Path, digest: str, sent: Callable[[int], None]) -> str:
+                return await objects.ensure(node_id, key, here, digest, sent)
+
+            try:
+                return await self._bring(files, tell, by_storage)
+            except NotHere:
+                raise
+            except CorralError as error:
+                if not where.url:
+                    raise
+                # All of them: a model's files lie below one folder, and the storage's is another one.
+                log.warning("files go to the worker's file server instead", node=where.name, reason=error.message)
+        if not where.url:
+            raise Failed(f"{where.name} offers no file server: the model's files cannot be brought there")
+
+        async def by_http(key: str, here: Path, digest: str, sent: Callable[[int], None]) -> str:
+            return await self._servers.ensure(where, key, here, digest, sent)
+
+        return await self._bring(files, tell, by_http)
+
+    async def _bring(
+        self, files: Sequence[ReplicaFile], tell: Callable[[StagingProgress], None], send: SendFile
+    ) -> tuple[Staged, ...]:
         total, before = sum(file.size_bytes for file in files), 0
         staged = []
         for number, file in enumerate(files, 1):
             here = self._files.find(file.digest)
             if here is None:
-                raise NotFound(f"{file.path} is not on this controller any more")
+                raise NotHere(f"{file.path} is not on this controller any more")
 
             def sent(count: int, file: ReplicaFile = file, number: int = number, before: int = before) -> None:
                 tell(StagingProgress(file.path, number, len(files), before + count, total))
 
             sent(0)
-            there = await self._servers.ensure(where, MODELS + file.path, here, file.digest, sent)
+            there = await send(MODELS + file.path, here, file.digest, sent)
             staged.append(Staged(file.path, there))
             before += file.size_bytes
         return tuple(staged)

@@ -151,13 +151,11 @@ class PeerStarter:
         """The options for LoadModel, and the size of the weights."""
         where = FileServerAddress(node.name, node.ingress_url)
         files = order.files
-        if files and not where.url:
-            raise Failed(f"{node.name} offers no file server: the files of {order.model} cannot be brought there")
         if files:
             files = await self._files.ensure(
                 definition, ignore_progress
             )  # another controller may have fetched them, and not this one
-            staged = await self._staging.bring(where, files, progress.staging)
+            staged = await self._staging.bring(node.id, where, files, progress.staging)
             depth = order.model.count("/") + 2  # <model>/<set>/…
         else:
             staged = await self._staging.list_staged(where, order.definition) if where.url else ()

@@ -59,6 +59,7 @@ async def open_localai(
         folder=settings.data.expanduser() / "requests",
         instance=f"{runtime.instance}/{uuid.uuid4().hex[:8]}",
         lease=LEASE,
+        storage=settings.storage,
         check_every_s=settings.localai.peer_check_interval_s,
         times=PeerTimes(install_s=settings.backends.backend_install_timeout_s),
     )
