@@ -271,6 +271,9 @@ class BlobStore:
             self._held.subtract(digests)
             self._held += Counter()  # removes entries with a count of zero
 
+    def held(self) -> frozenset[str]:
+        return frozenset(self._held)
+
     def discard(self, *digests: str) -> None:
         """Remove blobs that are not held."""
         for digest in digests:

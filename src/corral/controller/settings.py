@@ -8,12 +8,14 @@ from pathlib import Path
 from corral.blobs.storage_settings import StorageSettings
 from corral.contract.sources import HUB
 from corral.gallery.galleries import DEFAULT_GALLERIES, DEFAULT_MODEL_GALLERIES, check_galleries
+from corral.kit.humanize import parse_byte_count
 from corral.kit.process import HOME_DATA, resolve_data
 from corral.kit.settings import (
     BadSettings,
     Seconds,
     at_least_one,
     group,
+    not_negative,
     positive,
     setting,
     valid_log_level,
@@ -421,6 +423,13 @@ class FileSettings:
         default=Seconds(3600),
         check=positive,
         advanced=True,
+    )
+    cache_limit: float = setting(
+        "disk space for model files, such as 200GiB: above it, the files not requested for longest are removed and "
+        "fetched again when a node needs them; files in use and uploaded files stay; 0 = as much as the disk holds",
+        default=0.0,
+        parse=parse_byte_count,
+        check=not_negative,
     )
     artifacts_limit_bytes: int = setting(
         "disk space for layers, archives and wheels of backends that workers fetch through the controller; the ones "

@@ -117,7 +117,9 @@ async def open_backends(
             clock,
             nearby=settings.install.nearby_blobs,
             in_use=supervisor.model_files,
-            cleanup=CleanupPolicy(unused_s=settings.install.keep_unused_files_s),
+            cleanup=CleanupPolicy(
+                unused_s=settings.install.keep_unused_files_s, limit_bytes=int(settings.install.cache_limit)
+            ),
         )
         if (store := files.find_store()) is not None:
             cluster.served.add_store(store)

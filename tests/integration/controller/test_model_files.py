@@ -8,7 +8,7 @@ import io
 import os
 import socket
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from corral.blobs.progress import Progress
 from corral.blobs.serving.server import ServingLimits
 from corral.blobs.store import BlobStore
 from corral.blobs.transfer.fetcher import Fetcher, FetchLimits
+from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.blobs.transfer.remote import open_session
 from corral.bus.api import Tokens
 from corral.bus.local import LocalHub
@@ -40,6 +41,7 @@ from corral.controller.files.file_resolver import FileResolver, ResolverSettings
 from corral.controller.files.hub import HubSettings
 from corral.controller.files.images import Images
 from corral.controller.files.missing_blobs import MissingBlobs
+from corral.controller.files.model_cache import ModelCache, ModelCacheLimits
 from corral.controller.files.model_files import FileRetention, ModelFiles
 from corral.controller.files.packages import Packages
 from corral.controller.orders.observations import OrderAccepted
@@ -108,8 +110,12 @@ class Site:
     hub: str = "http://hub.invalid"
     hub_token: str = ""
     blob_urls: ControllerBlobUrls | None = None
+    cache: ModelCache = field(init=False)
 
-    def files(self, folder: str = "blobs") -> ModelFiles:
+    def __post_init__(self) -> None:
+        self.measure: Callable[[], int] = lambda: self.free
+
+    def files(self, folder: str = "blobs", *, limits: ModelCacheLimits | None = None) -> ModelFiles:
         """Another `folder` is another controller."""
         self.blobs = BlobStore(self.folder / folder, Fetcher(QUICK))
         blob_urls = self.blob_urls or ControllerBlobUrls(self.store, SystemClock(), own="", live_for_s=1.0, every_s=1.0)
@@ -122,8 +128,9 @@ class Site:
                 folders=(self.folder / "open", self.folder / "models"), hub=HubSettings(self.hub, self.hub_token)
             ),
         )
-        disk = DiskSpace(reserve_bytes=0, measure=lambda _folder: self.free)
+        disk = DiskSpace(reserve_bytes=0, measure=lambda _folder: self.measure())
         retention = FileRetention(folder=self.folder / "models", unused_s=100.0)
+        self.cache = ModelCache(self.store, self.blobs, SystemClock(), limits, disk=disk)
         return ModelFiles(
             self.store,
             self.blobs,
@@ -134,6 +141,7 @@ class Site:
             credential_of=self.active.credential,
             disk=disk,
             retention=retention,
+            cache=self.cache,
         )
 
     async def install(self, **words: Any) -> Definition:
@@ -398,6 +406,70 @@ async def door(site: Site, files: ModelFiles) -> AsyncIterator[str]:
         background(missing.run()),
     ):
         yield url
+
+
+def age(path: Path, seconds: float) -> None:
+    os.utime(path, (path.stat().st_mtime - seconds,) * 2)
+
+
+async def test_above_the_limit_the_file_not_requested_for_longest_goes_and_comes_back(site: Site) -> None:
+    contents = {name: os.urandom(1000) for name in ("a", "b", "c")}
+    definitions = {}
+    for name, content in contents.items():
+        uri = site.server.put(f"/{name}", content, etag=f'"{name}"')
+        definitions[name] = await site.install(name=name, **listed((name, uri)))
+    files = site.files(limits=ModelCacheLimits(max_bytes=2500))
+    digests = {name: "sha256:" + hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    for name in ("a", "b"):
+        await files.ensure(definitions[name])
+    age(site.blobs.path(digests["a"]), 2000.0)
+    age(site.blobs.path(digests["b"]), 3000.0)
+    assert site.cache.find(digests["b"]) is not None  # a node requests it: `a` is the older one from now on
+    await files.ensure(definitions["c"])
+    assert [name for name in contents if site.blobs.find(digests[name])] == ["b", "c"]
+    (again,) = await files.ensure(definitions["a"])
+    assert again.digest == digests["a"]
+    assert [name for name in contents if site.blobs.find(digests[name])] == ["a", "b", "c"], "all are in use: above it"
+    for name in contents:
+        age(site.blobs.path(digests[name]), 700.0 + ord(name))
+    with site.blobs.hold(digests["c"]):
+        await site.cache.run_once()
+    assert [name for name in contents if site.blobs.find(digests[name])] == ["a", "c"], "the oldest one is held"
+
+
+async def test_with_a_limit_a_full_disk_takes_files_that_can_be_fetched_again(site: Site) -> None:
+    first, second = os.urandom(1000), os.urandom(1000)
+    a = await site.install(name="a", **listed(("a", site.server.put("/a", first, etag='"a"'))))
+    b = await site.install(name="b", **listed(("b", site.server.put("/b", second, etag='"b"'))))
+    uploaded = f"upload://{hashlib.sha256(WEIGHTS).hexdigest()}/u.gguf"
+    sha256 = {"sha256": hashlib.sha256(WEIGHTS).hexdigest()}
+    u = await site.install(name="u", **listed(("u.gguf", uploaded), **sha256))
+    await site.files().ensure(a)
+    await site.blobs.write("u", lambda: iter([WEIGHTS]), ExpectedBlob(DIGEST), "u.gguf")
+    for path in (site.blobs.path("sha256:" + hashlib.sha256(first).hexdigest()), site.blobs.path(DIGEST)):
+        age(path, 2000.0)
+    site.free = 500
+    with pytest.raises(NoSpace):  # nobody allowed to remove files of models
+        await site.files().ensure(b)
+    site.measure = lambda: 500 + 1000 * (2 - len(site.blobs.list_()))
+    files = site.files(limits=ModelCacheLimits(max_bytes=1 << 40))
+    await files.ensure(b)
+    assert not await files.are_here(a)
+    assert await files.are_here(u), "an uploaded file has no other source"
+
+
+async def test_a_file_that_the_worker_of_this_machine_has_too_is_not_counted(site: Site) -> None:
+    definition = await site.install(**listed(("w", site.server.put("/w", WEIGHTS, etag='"1"'))))
+    files = site.files(limits=ModelCacheLimits(max_bytes=10))
+    await files.ensure(definition)
+    path = site.blobs.path(DIGEST)
+    age(path, 2000.0)
+    os.link(path, site.folder / "worker")
+    await site.cache.run_once()
+    assert path.exists(), "its removal would free nothing"
+    (site.folder / "worker").unlink()
+    await site.cache.run_once()
+    assert not path.exists()
 
 
 async def test_a_file_that_was_lost_is_brought_back_when_it_is_asked_for(site: Site) -> None:

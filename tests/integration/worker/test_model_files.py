@@ -311,6 +311,28 @@ async def test_no_room_is_made_with_what_is_about_to_be_read(site: Site) -> None
     assert not (site.models / first.path).exists(), "but nobody has read it since"
 
 
+async def test_the_limit_takes_the_longest_unused_and_says_what_is_in_use(site: Site) -> None:
+    limited = WorkerFiles(
+        site.models,
+        FleetBlobs(site.session, controller="http://127.0.0.1:8080"),
+        SystemClock(),
+        in_use=lambda: site.busy,
+        cleanup=CleanupPolicy(limit_bytes=2500),
+    )
+    site.files = limited
+    for name in "abc":
+        await site.ensure(site.source.add(f"{name}/one/w", name.encode() * 1000))
+        site.age(10.0)
+    assert [name for name in "abc" if (site.models / name).exists()] == ["b", "c"]
+    assert len(site.blobs()) == 2
+    site.busy.update({site.models / "b/one/w", site.models / "c/one/w"})
+    with pytest.raises(NoSpace, match=r"--cache-limit is 2\.4 KiB and 2\.0 KiB of it are in use"):
+        await site.ensure(site.source.add("d/one/w", b"d" * 1000))
+    site.busy.clear()
+    await site.ensure(site.source.add("d/one/w", b"d" * 1000))
+    assert [name for name in "abcd" if (site.models / name).exists()] == ["c", "d"]
+
+
 async def test_a_set_that_was_asked_for_since_it_was_chosen_stays(site: Site) -> None:
     file = site.source.add("a/one/w", b"a")
     await site.ensure(file)

@@ -135,6 +135,23 @@ def test_too_little_disk_is_told_with_numbers() -> None:
     assert placed(world([node], [of], policy=Policy(shared_models=True)), of).node == "cpu"
 
 
+def test_a_refusal_for_disk_space_names_the_free_space_of_every_node() -> None:
+    of = model("big", memory=Memory(9 * GIB, how="3 files"), files=(ModelFile("sha256:a", 10 * GIB),))
+    nodes = [
+        cpu_node("a", total_disk=100 * GIB, available_disk=5 * GIB),
+        cpu_node("b", total_disk=100 * GIB, available_disk=7 * GIB),
+        cpu_node("c", total_disk=100 * GIB, available_disk=90 * GIB, status="offline"),
+        cpu_node("d", total_disk=100 * GIB, available_disk=0),
+        cpu_node("e", status="offline"),
+    ]
+    refused = choose_node(world(nodes, [of]), of)
+    assert isinstance(refused, NoCapacity)
+    assert refused.text == (
+        "none of 5 nodes can run big (needs 9.0 GiB: 3 files): 3 for disk (a, b, d), 2 for node (c, e); "
+        "11.0 GiB needed on disk; free: c 90.0 GiB, b 7.0 GiB, a 5.0 GiB, d 0 B"
+    )
+
+
 def test_memory_is_refused_with_numbers() -> None:
     of = model("big", memory=Memory(9 * GIB, how="3 files"))
     assert why(of, gpu_node()) == "gpu: needs 9.0 GiB on one GPU; GPU 0: 8.0 GiB free of 8.0 GiB"

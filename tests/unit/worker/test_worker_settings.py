@@ -97,6 +97,7 @@ def test_environment(variable: str, text: str, field: str, value: object) -> Non
         ("LOCALAI_NATS_TLS_CA", "/no/such", "bus-ca: there is no file '/no/such'"),
         ("CORRAL_UPLOAD_LIMIT", "much", "not a size"),
         ("CORRAL_UPLOAD_LIMIT", "80%", "not a size"),
+        ("CORRAL_CACHE_LIMIT", "half", "not a number of bytes"),
     ],
 )
 def test_refused_by_name(variable: str, text: str, words: str) -> None:
@@ -108,6 +109,11 @@ def test_refused_by_name(variable: str, text: str, words: str) -> None:
 @pytest.mark.parametrize(("text", "size"), [("50GiB", 50 << 30), ("900MB", 900_000_000), ("4096", 4096), ("0", 0)])
 def test_the_limit_of_uploads(text: str, size: int) -> None:
     assert read({"CORRAL_UPLOAD_LIMIT": text}).localai.upload_limit_bytes == size
+
+
+@pytest.mark.parametrize(("text", "size"), [("200GiB", 200 << 30), ("900MB", 900_000_000), ("0", 0)])
+def test_the_limit_of_model_files(text: str, size: int) -> None:
+    assert read({"CORRAL_CACHE_LIMIT": text}).install.cache_limit == size
 
 
 def test_all_faults_are_told_at_once() -> None:

@@ -6,23 +6,21 @@ be exceeded by blobs in use: a source larger than the limit still reaches the wo
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from corral.blobs.disk import DiskSpace
 from corral.blobs.errors import NoSpace
-from corral.blobs.store import Blob, BlobStore
+from corral.blobs.eviction import choose_evicted, list_stored, note_request
+from corral.blobs.store import BlobStore
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
 from corral.kit.threads import run_uncancelled
 
 log = get_log(__name__)
-
-TOUCH_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -31,28 +29,6 @@ class CacheLimits:
     in_use_s: float = 600.0  # after its last request
     sweep_every_s: float = 60.0
     keep_partial_s: float = 86400.0
-
-
-@dataclass(frozen=True)
-class StoredBlob:
-    digest: str
-    size: int
-    used_at: float
-
-
-def choose_evicted(
-    stored: Sequence[StoredBlob], keep: Collection[str], *, need_bytes: int, max_bytes: int, used_before: float
-) -> tuple[str, ...]:
-    """Digests to remove, least recently used first, until `need_bytes` more fit into `max_bytes`. Pure."""
-    excess = sum(blob.size for blob in stored) + need_bytes - max_bytes
-    chosen: list[str] = []
-    for blob in sorted(stored, key=lambda blob: (blob.used_at, blob.digest)):
-        if excess <= 0:
-            break
-        if blob.digest not in keep and blob.used_at < used_before:
-            chosen.append(blob.digest)
-            excess -= blob.size
-    return tuple(chosen)
 
 
 class ArtifactCache:
@@ -72,12 +48,7 @@ class ArtifactCache:
         blob = self._blobs.find(digest)
         if blob is None:
             return None
-        try:
-            if time.time() - blob.path.stat().st_mtime > TOUCH_EVERY_S:
-                os.utime(blob.path)
-        except FileNotFoundError:
-            return None
-        return blob.path
+        return blob.path if note_request(blob) else None
 
     async def free_space(self, need_bytes: int) -> None:
         """Before so many bytes are fetched: remove old blobs, to stay within the limit and to have the disk space.
@@ -98,7 +69,7 @@ class ArtifactCache:
         await self._blobs.sweep(older_than_s=self._limits.keep_partial_s, keep=kept)
 
     async def _evict(self, need_bytes: int, max_bytes: int) -> None:
-        stored = await run_uncancelled(lambda: [_stored(blob) for blob in self._blobs.list_()])
+        stored = await run_uncancelled(list_stored, self._blobs)
         evicted = choose_evicted(
             stored,
             self.wanted(),
@@ -109,10 +80,3 @@ class ArtifactCache:
         self._blobs.discard(*evicted)
         if evicted:
             log.info("artifacts of backends removed", count=len(evicted))
-
-
-def _stored(blob: Blob) -> StoredBlob:
-    try:
-        return StoredBlob(blob.digest, blob.size, blob.path.stat().st_mtime)
-    except FileNotFoundError:
-        return StoredBlob(blob.digest, 0, 0.0)

@@ -130,24 +130,23 @@ async def open_blob_listener(
     nodes: TokenHolders,
     *,
     is_expected: IsExpected,
-    find_more: Find | None = None,
+    find: Find | None = None,
     find_growing: FindGrowing | None = None,
     list_chunks: ListChunks | None = None,
     limits: ServingLimits | None = None,
 ) -> AsyncIterator[str]:
     """Listens when entered. Yields the URL for workers, which may contain `{host}`. `is_expected` gets the digest of a
-    requested blob that is not here, and returns whether it will be. `find_more` looks for blobs in another store,
+    requested blob that is not here, and returns whether it will be. `find`: of a blob, also in another store;
     `find_growing` for those that are being fetched; `list_chunks` makes the chunk list of a blob of either store."""
 
-    def find(digest: str) -> Path | None:
-        if (blob := blobs.find(digest)) is not None:
-            return blob.path
-        return find_more(digest) if find_more is not None else None
+    def find_here(digest: str) -> Path | None:
+        blob = blobs.find(digest)
+        return blob.path if blob is not None else None
 
     certificate = Certificate(settings.blob_tls_cert, settings.blob_tls_key)
     tokens = BlobTokens(public_key, clock, nodes)
     async with BlobListener(
-        find,
+        find or find_here,
         tokens.check,
         has_ended=tokens.has_ended,
         find_growing=find_growing or (lambda _digest: None),

@@ -29,6 +29,7 @@ from corral.controller.access.signing import IngressTokens
 from corral.controller.files.archives import UNPACK_FACTOR, Archives, list_path, pinned
 from corral.controller.files.blob_listener import ControllerBlobUrls
 from corral.controller.files.file_resolver import FileResolver, ResolvedFile
+from corral.controller.files.model_cache import ModelCache
 from corral.controller.files.required_files import (
     digest_of_file,
     is_archive,
@@ -95,6 +96,7 @@ class ModelFiles:
         credential_of: Callable[[str], str],
         disk: DiskSpace | None = None,
         retention: FileRetention | None = None,
+        cache: ModelCache | None = None,
     ) -> None:
         """`credential_of` names the credential that a node holds now: the tokens made for the node end with it."""
         self._store = store
@@ -106,6 +108,7 @@ class ModelFiles:
         self._credential_of = credential_of
         self._disk = disk or DiskSpace()
         self._retention = retention or FileRetention()
+        self._cache = cache or ModelCache(store, blobs, clock, disk=self._disk)
         self._snapshots = Snapshots(blobs, resolver.hub)
         self._archives = Archives(blobs, self._disk)
         self._status: dict[str, ModelFilesStatus] = {}
@@ -247,7 +250,7 @@ class ModelFiles:
                 on_progress(Progress(Phase.RESOLVING, items[min(missing)].file.path, file_count=len(items)))
             found = await self._locate(missing)
             archives = [index for index, item in enumerate(items) if item.archive]
-            self._require_disk_space(definition.name, found, archives)
+            await self._free_space(definition.name, found, archives)
             sizes = [
                 found[index].size_bytes if index in found else item.known.size_bytes for index, item in enumerate(items)
             ]
@@ -370,14 +373,14 @@ class ModelFiles:
                 log.warning("the version that was fetched before is gone", file=item.file.path, reason=error.message)
         return await self._resolver.find(item.file)
 
-    def _require_disk_space(self, model: str, found: Mapping[int, ResolvedFile], archives: Collection[int]) -> None:
+    async def _free_space(self, model: str, found: Mapping[int, ResolvedFile], archives: Collection[int]) -> None:
         """Before the first byte: half a model is of no use."""
         need = sum(
             (origin.disk_bytes or origin.size_bytes) * (UNPACK_FACTOR if index in archives else 1)
             for index, origin in found.items()
         )
         if found:
-            self._disk.require(self._blobs.folder, need, f"the files of {model}")
+            await self._cache.free_space(need, f"the files of {model}")
 
     async def _fetch(self, model: str, item: _Item, origin: ResolvedFile, on_file_progress: OnProgress) -> StoredFile:
         known = item.known

@@ -20,6 +20,9 @@ from corral.kit.humanize import first_and_last_line, format_bytes
 NOT_LOOKED_UP = Build(BuildState.UNKNOWN, "its builds were not looked up yet")
 
 
+MAX_DISKS = 50  # nodes whose free space one refusal names
+
+
 @dataclass(frozen=True)
 class Check:
     name: str  # node, selector, backend, slots, group, disk, memory
@@ -109,7 +112,7 @@ def choose_node(
     verdicts = evaluate_nodes(world, model, without=without, only=only)
     best = min((verdict for verdict in verdicts if verdict.score is not None), key=_rank, default=None)
     if best is None or best.fit is None:
-        return NoCapacity(_summary(model, verdicts), verdicts, any(_can_change(verdict) for verdict in verdicts))
+        return NoCapacity(_summary(world, model, verdicts), verdicts, any(_can_change(verdict) for verdict in verdicts))
     index = free_index(world, model, best.node_id)
     text = f"{best.node}: {best.fit.text}" + "".join(f"; {note}" for note in best.notes)
     return Placed(best.node_id, best.node, index, best.fit, text, verdicts)
@@ -300,7 +303,7 @@ def _can_change(verdict: Verdict) -> bool:
     return verdict.fits_when_empty and not any(check.permanent for check in verdict.checks if not check.ok)
 
 
-def _summary(model: Model, verdicts: Sequence[Verdict]) -> str:
+def _summary(world: World, model: Model, verdicts: Sequence[Verdict]) -> str:
     if pending := [verdict.node for verdict in verdicts if verdict.waits_for_lookup]:
         return f"looking up a build of {model.backend} for {_first_names(pending)} …"
     need = model.memory
@@ -314,7 +317,18 @@ def _summary(model: Model, verdicts: Sequence[Verdict]) -> str:
         first = next(check.name for check in verdict.checks if not check.ok)
         causes.setdefault(first, []).append(verdict.node)
     summary = ", ".join(f"{len(names)} for {cause} ({_first_names(names)})" for cause, names in causes.items())
-    return f"none of {len(verdicts)} nodes can run {what}: {summary}"
+    return f"none of {len(verdicts)} nodes can run {what}: {summary}{_disks(world, verdicts)}"
+
+
+def _disks(world: World, verdicts: Sequence[Verdict]) -> str:
+    """The free space of all nodes, most first, if the disk of one is too small: users choose where to make room."""
+    checks = [check for verdict in verdicts for check in verdict.checks if check.name == "disk" and not check.ok]
+    if not checks:
+        return ""
+    reporting = [node for verdict in verdicts if (node := world.nodes[verdict.node_id]).total_disk]
+    reporting.sort(key=lambda node: (-node.available_disk, node.name))
+    each = [f"{node.name} {format_bytes(node.available_disk)}" for node in reporting]
+    return f"; {checks[0].text.partition(',')[0]}; free: {_first_names(each, MAX_DISKS)}"
 
 
 def _first_names(names: Sequence[str], most: int = 3) -> str:

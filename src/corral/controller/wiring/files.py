@@ -22,6 +22,7 @@ from corral.controller.files.file_resolver import FileResolver, ResolverSettings
 from corral.controller.files.hub import HubSettings
 from corral.controller.files.images import Images
 from corral.controller.files.missing_blobs import MissingBlobs
+from corral.controller.files.model_cache import ModelCache, ModelCacheLimits
 from corral.controller.files.model_files import FileRetention, ModelFiles
 from corral.controller.files.packages import Packages
 from corral.controller.files.sizes import FileSizes
@@ -84,6 +85,7 @@ async def open_model_files(
             every_s=max(1.0, settings.runtime.lease_ttl_s / 3),
         )
         retention = FileRetention(folder=own, unused_s=settings.files.keep_blobs_s)
+        cache = ModelCache(store, blobs, clock, ModelCacheLimits(int(settings.files.cache_limit)))
         files = ModelFiles(
             store,
             blobs,
@@ -93,6 +95,7 @@ async def open_model_files(
             blob_urls=blob_urls,
             credential_of=active.credential,
             retention=retention,
+            cache=cache,
         )
         missing = MissingBlobs(files.refetch)
         artifacts = make_artifacts(settings.files, folder, store, session, registry, files.sources_for, clock)
@@ -112,7 +115,7 @@ async def open_model_files(
             clock,
             active,
             is_expected=lambda digest: artifacts.fetches.is_expected(digest) or missing.is_expected(digest),
-            find_more=artifacts.cache.find,
+            find=lambda digest: cache.find(digest) or artifacts.cache.find(digest),
             find_growing=artifacts.find_growing,
             list_chunks=lambda digest: (artifacts.blobs if artifacts.blobs.find(digest) else blobs).chunk_list(digest),
         ) as url:
@@ -129,7 +132,7 @@ async def open_model_files(
                 packages,
                 url,
                 peers,
-                (files, blob_urls, missing, peers, packages, *artifacts.parts),
+                (files, cache, blob_urls, missing, peers, packages, *artifacts.parts),
             )
 
 

@@ -55,6 +55,13 @@ class InstallSettings:
         default=None,
         advanced=True,
     )
+    cache_limit: float = setting(
+        "disk space for fetched model files, such as 200GiB: above it, the files not used for longest are removed; "
+        "files that a process reads stay; 0 = as much as the disk holds",
+        default=0.0,
+        parse=parse_byte_count,
+        check=not_negative,
+    )
     keep_unused_files_s: Seconds = setting(
         "model files that no process used for this time are removed; earlier when the disk is full",
         default=Seconds(7 * 86400),

@@ -1,4 +1,4 @@
-"""Which artifacts of backends go when their limit is reached."""
+"""Which blobs go when the limit of their store is reached."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.controller.artifacts.cache import StoredBlob, choose_evicted
+from corral.blobs.eviction import StoredBlob, choose_evicted
 
 OLD, MIDDLE, NEW = StoredBlob("old", 40, 10.0), StoredBlob("middle", 40, 20.0), StoredBlob("new", 40, 30.0)
 ALL = (NEW, OLD, MIDDLE)
