@@ -29,7 +29,7 @@ from corral.controller.access.keys import Access
 from corral.controller.api.server import serve_app
 from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.files.file_resolver import ResolvedFile
-from corral.controller.files.hub import HubSettings
+from corral.controller.files.hubs.hub import HubSettings
 from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.install.catalogue_fits import CatalogueFits, SizeLookups
 from corral.controller.install.planner import InstallPlanner

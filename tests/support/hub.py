@@ -1,4 +1,5 @@
-"""A hub of models on this machine: the interface of the real one, as far as repositories and their files go.
+"""A hub of models on this machine: the interfaces of Hugging Face and of ModelScope, as far as repositories and their
+files go.
 
 async with FakeHub() as hub:
     hub.repositories["org/name"] = Repository({"config.json": b"{}", "model.safetensors": b"..."})
@@ -7,6 +8,7 @@ async with FakeHub() as hub:
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +35,7 @@ class FakeHub:
     retry_after: str = "0"
     tags: list[str] = field(default_factory=list)  # ETags of the next answers of the store of large files
     knows_ranges: bool = True
+    answer: str = ""  # of ModelScope's list, instead of a true one
     url: str = ""
     _runner: web.AppRunner | None = None
 
@@ -41,6 +44,8 @@ class FakeHub:
         app.router.add_get("/api/models/{owner}/{name}/revision/{revision}", self._info)
         app.router.add_get("/{owner}/{name}/resolve/{revision}/{path:.+}", self._resolve)
         app.router.add_get("/cdn/{owner}/{name}/{path:.+}", self._cdn)
+        app.router.add_get("/api/v1/models/{owner}/{name}/repo/files", self._modelscope_files)
+        app.router.add_get("/api/v1/models/{owner}/{name}/repo", self._modelscope_file)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -95,6 +100,34 @@ class FakeHub:
         linked = {"X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{digest}"', "Location": where}
         return web.Response(status=302, headers=headers | linked)
 
+    def _find_modelscope(self, request: web.Request) -> Repository:
+        found = self.repositories.get(f"{request.match_info['owner']}/{request.match_info['name']}")
+        if found is None:
+            raise web.HTTPNotFound(text=_modelscope_answer(10010205001, "record not found"))
+        if found.token and request.cookies.get("m_session_id") != found.token:
+            raise web.HTTPForbidden(text=_modelscope_answer(10010205002, "no permission"))
+        if request.query["Revision"] not in {"master", *found.branches}:
+            raise web.HTTPNotFound(text=_modelscope_answer(10010205003, "revision not found"))
+        return found
+
+    async def _modelscope_files(self, request: web.Request) -> web.Response:
+        if self.answer:
+            return web.Response(text=self.answer)
+        files = self._find_modelscope(request).files
+        folders = {path.rpartition("/")[0] for path in files if "/" in path}
+        listed = [{"Name": path, "Path": path, "Type": "tree", "Size": 0, "Sha256": ""} for path in sorted(folders)]
+        listed += [_modelscope_entry(path, content) for path, content in files.items()]
+        answer = _modelscope_answer(200, "", {"Files": listed, "IsVisual": 1})
+        return web.Response(text=answer, content_type="application/json")
+
+    async def _modelscope_file(self, request: web.Request) -> web.Response:
+        files, path = self._find_modelscope(request).files, request.query["FilePath"]
+        if path not in files:
+            raise web.HTTPNotFound(text=_modelscope_answer(10010205004, "file not found"))
+        digest = hashlib.sha256(files[path]).hexdigest()
+        where = f"/cdn/{request.match_info['owner']}/{request.match_info['name']}/{path}"
+        return web.Response(status=302, headers={"Location": where, "X-Linked-ETag": f'"{digest}"'})
+
     async def _cdn(self, request: web.Request) -> web.Response:
         name = f"{request.match_info['owner']}/{request.match_info['name']}"
         content = self.repositories[name].files[request.match_info["path"]]
@@ -105,6 +138,25 @@ class FakeHub:
         part = content[wanted]
         span = f"bytes {wanted.start}-{wanted.start + len(part) - 1}/{len(content)}"
         return web.Response(status=206, body=part, headers={"ETag": tag, "Content-Range": span})
+
+
+def _modelscope_answer(code: int, message: str, data: object = None) -> str:
+    ok = code == 200
+    return json.dumps({"Code": code, "Data": data, "Message": message, "RequestId": "1", "Success": ok})
+
+
+def _modelscope_entry(path: str, content: bytes) -> dict[str, Any]:
+    return {
+        "CommittedDate": 1726665606,
+        "IsLFS": len(content) >= LARGE,
+        "Mode": "33188",
+        "Name": path.rpartition("/")[2],
+        "Path": path,
+        "Revision": hashlib.sha1(content).hexdigest(),
+        "Sha256": hashlib.sha256(content).hexdigest(),
+        "Size": len(content),
+        "Type": "blob",
+    }
 
 
 def _sibling(path: str, content: bytes) -> dict[str, Any]:

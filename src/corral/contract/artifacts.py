@@ -11,7 +11,8 @@ from corral.contract.codec import Message, always
 from corral.contract.sources import is_repository_id, is_safe_path, parse_repository
 from corral.kit.errors import Invalid
 
-_MAIN = "main"
+_MAIN, _MASTER = "main", "master"  # branches of the Hugging Face hub and of ModelScope
+_KINDS = ("huggingface", "modelscope")
 _WEIGHT_FILES = (".gguf", ".ggml", ".bin", ".safetensors", ".pt", ".pth", ".onnx")
 
 
@@ -23,6 +24,7 @@ class HubSnapshot(Message, frozen=True):
     revision: str = _MAIN
     allow: tuple[str, ...] = ()  # shell patterns over the path; none: everything
     ignore: tuple[str, ...] = ()
+    is_modelscope: bool = False  # of ModelScope, whichever hub is the usual one
 
 
 def snapshot_of(uri: str, folder: str = "") -> HubSnapshot | None:
@@ -30,7 +32,13 @@ def snapshot_of(uri: str, folder: str = "") -> HubSnapshot | None:
     repository = parse_repository(uri)
     if repository is None:
         return None
-    return HubSnapshot(folder.rstrip("/") or repository.id, repository.id, repository.revision or _MAIN)
+    main = _MASTER if repository.is_modelscope else _MAIN
+    return HubSnapshot(
+        folder.rstrip("/") or repository.id,
+        repository.id,
+        repository.revision or main,
+        is_modelscope=repository.is_modelscope,
+    )
 
 
 def read_artifacts(mapping: Mapping[str, Any], weights: str) -> tuple[HubSnapshot, ...]:
@@ -58,8 +66,8 @@ def _artifact(item: object, position: int, weights: str) -> HubSnapshot:
     source, resolved = _inside(item, "source"), _inside(item, "resolved")
     kind, repo = _text(source, "type") or "huggingface", _text(source, "repo")
     target = _text(item, "target") or ("model" if position == 1 else "companion")
-    if kind != "huggingface":
-        raise Invalid(f"{where}: type {kind!r} is not known; huggingface is")
+    if kind not in _KINDS:
+        raise Invalid(f"{where}: type {kind!r} is not known; {' and '.join(_KINDS)} are")
     if not is_repository_id(repo):
         raise Invalid(f"{where}: repo {repo!r} is not a repository's name; write owner/name")
     if target not in ("model", "companion"):
@@ -71,8 +79,10 @@ def _artifact(item: object, position: int, weights: str) -> HubSnapshot:
         folder = name
     if not is_safe_path(folder):
         raise Invalid(f"{where}: {folder!r} does not stay inside the model's folder")
-    revision = _text(resolved, "revision") or _text(source, "revision") or _MAIN
-    return HubSnapshot(folder, repo, revision, _texts(source, "allow_patterns"), _texts(source, "ignore_patterns"))
+    is_modelscope = kind == "modelscope"
+    revision = _text(resolved, "revision") or _text(source, "revision") or (_MASTER if is_modelscope else _MAIN)
+    allow, ignore = _texts(source, "allow_patterns"), _texts(source, "ignore_patterns")
+    return HubSnapshot(folder, repo, revision, allow, ignore, is_modelscope)
 
 
 def _is_a_file_of_it(weights: str, resolved: Mapping[str, Any]) -> bool:

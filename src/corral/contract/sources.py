@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 from typing import NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlencode, urlsplit
 
 from msgspec import structs
 
@@ -31,6 +31,7 @@ KINDS = (OCI, HTTP, FILE, DIRECTORY, OCIFILE, PYPI, INLINE)
 IMAGE_HOSTS = tuple(f"{name}.io" for name in ("quay", "ghcr", "docker"))
 RAW_GITHUB = "https://raw.githubusercontent.com"
 HUB = "https://huggingface.co"
+MODELSCOPE = "https://modelscope.cn"
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?\Z")
@@ -41,7 +42,7 @@ _REFERENCE = re.compile(
 )
 _REPOSITORY_ID = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _REPOSITORY = re.compile(
-    r"(?:(?:huggingface|hf)://|hf\.co/)"
+    r"(?:(?P<hub>huggingface|hf|modelscope)://|hf\.co/)"
     r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:@(?P<revision>[^@?#/\s]+))?/?\Z"
 )
 _REQUIREMENT = re.compile(
@@ -133,11 +134,13 @@ def parse_reference(text: str) -> ImageReference:
     return ImageReference(host, path, tag or ("" if digest else "latest"), digest)
 
 
-def parse_uri(text: str, *, image: bool = False, github: str = RAW_GITHUB, hub: str = HUB) -> Source:
+def parse_uri(
+    text: str, *, image: bool = False, github: str = RAW_GITHUB, hub: str = HUB, modelscope: str = MODELSCOPE
+) -> Source:
     """What the contract's forms mean. Raises Invalid for anything else.
 
     With `image` a reference without a host is an image too: the mirrors of an image are written that way in galleries.
-    `github` and `hub` are where `github:` and `huggingface://` lead.
+    `github`, `hub` and `modelscope` are where `github:`, `huggingface://` and `modelscope://` lead.
     """
     text = text.strip()
     scheme, _, rest = text.partition("://")
@@ -154,6 +157,8 @@ def parse_uri(text: str, *, image: bool = False, github: str = RAW_GITHUB, hub: 
             return Source(PYPI, parse_requirement(rest))
         case "huggingface" | "hf":
             return Source(HTTP, _hub_url(rest, hub))
+        case "modelscope":
+            return Source(HTTP, modelscope_url(parse_hub_file(rest), modelscope))
         case "github":
             return Source(HTTP, github_url(rest, github))
         case "ollama":
@@ -174,13 +179,24 @@ def parse_uri(text: str, *, image: bool = False, github: str = RAW_GITHUB, hub: 
 class HubRepository(NamedTuple):
     id: str  # owner/name
     revision: str = ""  # a branch, a tag or a commit; empty: the main one
+    is_modelscope: bool = False
+
+
+class HubFilePath(NamedTuple):
+    """One file of a repository of a hub."""
+
+    repository: str  # owner/name
+    revision: str  # empty: the main branch
+    path: str  # as in a URL, so perhaps quoted
 
 
 def parse_repository(text: str) -> HubRepository | None:
-    """`huggingface://owner/name[@revision]`: all of a repository on the hub. None for anything else, a file of it
-    included."""
+    """`huggingface://owner/name[@revision]` or `modelscope://…`: all of a repository of a hub. None for anything else,
+    such as one file."""
     found = _REPOSITORY.match(text.strip())
-    return HubRepository(found["id"], found["revision"] or "") if found is not None else None
+    if found is None:
+        return None
+    return HubRepository(found["id"], found["revision"] or "", found["hub"] == "modelscope")
 
 
 def is_repository_id(text: str) -> bool:
@@ -241,7 +257,8 @@ def github_url(text: str, base: str = RAW_GITHUB) -> str:
     return f"{base}/{org}/{repository}/{branch or 'main'}/{file}"
 
 
-def _hub_url(text: str, hub: str) -> str:
+def parse_hub_file(text: str) -> HubFilePath:
+    """`owner/repo[@revision]/path` or `owner/repo/path[@revision]`. Raises Invalid."""
     owner, _, rest = text.partition("/")
     repository, _, file = rest.partition("/")
     if not (owner and repository and file):
@@ -249,7 +266,18 @@ def _hub_url(text: str, hub: str) -> str:
     # A revision may stand behind the repository or behind the file; wherever it stands it means the same.
     repository, _, early = repository.partition("@")
     file, _, late = (file, "", "") if early else file.partition("@")
-    return f"{hub.rstrip('/')}/{owner}/{repository}/resolve/{early or late or 'main'}/{file}"
+    return HubFilePath(f"{owner}/{repository}", early or late, file)
+
+
+def modelscope_url(file: HubFilePath, base: str = MODELSCOPE) -> str:
+    """The download of a file, as ModelScope's own client requests it."""
+    chosen = urlencode({"Revision": file.revision or "master", "FilePath": unquote(file.path)})
+    return f"{base.rstrip('/')}/api/v1/models/{file.repository}/repo?{chosen}"
+
+
+def _hub_url(text: str, hub: str) -> str:
+    file = parse_hub_file(text)
+    return f"{hub.rstrip('/')}/{file.repository}/resolve/{file.revision or 'main'}/{file.path}"
 
 
 def _image(text: str) -> Source:

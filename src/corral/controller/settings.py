@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.blobs.storage_settings import StorageSettings
-from corral.contract.sources import HUB
+from corral.contract.sources import HUB, MODELSCOPE
 from corral.gallery.galleries import DEFAULT_GALLERIES, DEFAULT_MODEL_GALLERIES, check_galleries
 from corral.kit.humanize import parse_byte_count
 from corral.kit.process import HOME_DATA, resolve_data
@@ -371,6 +371,9 @@ class ReplicaSettings:
     )
 
 
+MODEL_HUBS = ("huggingface", "modelscope")
+
+
 @dataclass(frozen=True)
 class FileSettings:
     """Where model files come from, where the controller keeps them, and how workers fetch them."""
@@ -409,6 +412,19 @@ class FileSettings:
     huggingface_url: str = setting(
         "URL for huggingface:// sources", default=HUB, aliases=("HF_ENDPOINT",), check=_url, advanced=True
     )
+    model_hub: str = setting(
+        "hub of hf:// and huggingface:// sources: huggingface, or modelscope for repositories of the same names there",
+        default=MODEL_HUBS[0],
+        check=lambda value: None if value in MODEL_HUBS else f"{value!r} is none of {', '.join(MODEL_HUBS)}",
+    )
+    modelscope_token: str = setting(
+        "token for files on ModelScope; the controller does not pass it on",
+        default="",
+        secret=True,
+        aliases=("MODELSCOPE_API_TOKEN",),
+        parse=str.strip,
+    )
+    modelscope_url: str = setting("URL for modelscope:// sources", default=MODELSCOPE, check=_url, advanced=True)
     download_stall_s: Seconds = setting(
         "a download without data for this time is restarted where it stopped",
         default=Seconds(60),

@@ -15,7 +15,7 @@ from corral.blobs.upload import Uploads
 from corral.cli.models import upload as cli_upload
 from corral.client import Client, Endpoint
 from corral.contract.installs import LocalFile
-from corral.controller.files.hub import HubSettings
+from corral.controller.files.hubs.hub import HubSettings
 from corral.controller.install.planner import InstallPlanner
 from corral.kit.errors import Denied, Failed, Invalid, NoCapacity, Unreachable
 from tests.support.backend_api import Api, EmptyFleet

@@ -13,7 +13,7 @@ from corral.blobs.transfer.remote import open_session
 from corral.contract.catalogue import AvailableModel
 from corral.contract.models import Definition, ModelFile, read_definition
 from corral.controller.files.file_resolver import FileResolver, ResolvedFile, ResolverSettings
-from corral.controller.files.hub import HubSettings
+from corral.controller.files.hubs.hub import HubSettings
 from corral.controller.install.catalogue_fits import CatalogueFits, SizeLookups, built_in_definitions
 from corral.controller.models.views import available_view
 from corral.controller.scheduler.world import Node, World

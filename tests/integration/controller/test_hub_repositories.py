@@ -21,7 +21,7 @@ from corral.contract.models import Definition, read_definition
 from corral.controller.access.signing import open_ingress_tokens
 from corral.controller.files.blob_listener import ControllerBlobUrls
 from corral.controller.files.file_resolver import FileResolver, ResolverSettings
-from corral.controller.files.hub import HubSettings
+from corral.controller.files.hubs.hub import HubSettings
 from corral.controller.files.model_files import FileRetention, ModelFiles
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, NotFound

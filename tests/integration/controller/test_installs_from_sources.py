@@ -17,7 +17,7 @@ from corral.contract.catalogue import InstallModel
 from corral.contract.gguf import GgufHeader
 from corral.contract.installs import LocalFile, PlanModel
 from corral.contract.models import read_definition
-from corral.controller.files.hub import HubSettings
+from corral.controller.files.hubs.hub import HubSettings
 from corral.controller.install.planner import InstallPlanner
 from corral.controller.install.remote_header import HeaderReader
 from corral.controller.scheduler.world import Build, BuildState, Node, World

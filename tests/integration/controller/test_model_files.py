@@ -38,7 +38,7 @@ from corral.controller.access.active_nodes import ActiveNodes
 from corral.controller.access.signing import IngressTokens, open_ingress_tokens
 from corral.controller.files.blob_listener import ControllerBlobUrls, open_blob_listener
 from corral.controller.files.file_resolver import FileResolver, ResolverSettings
-from corral.controller.files.hub import HubSettings
+from corral.controller.files.hubs.hub import HubSettings
 from corral.controller.files.images import Images
 from corral.controller.files.missing_blobs import MissingBlobs
 from corral.controller.files.model_cache import ModelCache, ModelCacheLimits

@@ -18,10 +18,12 @@ from corral.kit.errors import Invalid
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("huggingface://org/name", ("org/name", "")),
-        ("hf://org/name/", ("org/name", "")),
-        ("hf.co/org/name@v1.0", ("org/name", "v1.0")),
-        ("huggingface://org/name@abc", ("org/name", "abc")),
+        ("huggingface://org/name", ("org/name", "", False)),
+        ("modelscope://org/name@v1", ("org/name", "v1", True)),
+        ("modelscope://org/name/file.gguf", None),
+        ("hf://org/name/", ("org/name", "", False)),
+        ("hf.co/org/name@v1.0", ("org/name", "v1.0", False)),
+        ("huggingface://org/name@abc", ("org/name", "abc", False)),
         ("huggingface://org/name/file.gguf", None),
         ("huggingface://org/name@v1/file.gguf", None),
         ("huggingface://org", None),
@@ -29,7 +31,7 @@ from corral.kit.errors import Invalid
         ("org/name", None),
     ],
 )
-def test_which_uris_mean_all_of_a_repository(text: str, found: tuple[str, str] | None) -> None:
+def test_which_uris_mean_all_of_a_repository(text: str, found: tuple[str, str, bool] | None) -> None:
     assert parse_repository(text) == found
 
 

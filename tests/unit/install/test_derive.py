@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from corral.contract.gguf import GgufHeader, read_header
 from corral.contract.models import check_model_name, read_definition
 from corral.controller.install.derive import (
+    HubFolder,
     context_sizes,
     derive_definition,
     derive_folder_definition,
@@ -102,7 +103,9 @@ def test_context_sizes_to_try(trained: int, sizes: tuple[int, ...]) -> None:
 
 
 def test_a_repository_for_an_engine_that_reads_folders() -> None:
-    definition = read_definition(derive_folder_definition("big", "org/Big", "c0ffee", "vllm"))
+    definition = read_definition(
+        derive_folder_definition("big", HubFolder("org/Big", "c0ffee", "huggingface", "https://h/org/Big"), "vllm")
+    )
     [snapshot] = definition.snapshots
     assert (snapshot.repo, snapshot.revision, snapshot.folder) == ("org/Big", "c0ffee", "org/Big")
     assert "*.bin" in snapshot.ignore

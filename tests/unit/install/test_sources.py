@@ -24,7 +24,15 @@ from corral.kit.errors import Invalid
         ("hf://org/name/with space/añ.gguf", HubSource("org/name", path="with space/añ.gguf")),
         (f"{HUB}/org/name", HubSource("org/name")),
         (f"{HUB}/org/name/tree/v2", HubSource("org/name", "v2")),
-        (f"{HUB}/org/name/blob/main/a%20b.gguf", HubSource("org/name", path="a b.gguf")),
+        (f"{HUB}/org/name/blob/main/a%20b.gguf", HubSource("org/name", "main", path="a b.gguf")),
+        ("modelscope://org/name:Q8_0", HubSource("org/name", quant="Q8_0", is_modelscope=True)),
+        ("ModelScope://org/name@v1/x.gguf", HubSource("org/name", "v1", "x.gguf", is_modelscope=True)),
+        ("https://modelscope.cn/models/org/name", HubSource("org/name", is_modelscope=True)),
+        ("https://modelscope.cn/models/org/name/files", HubSource("org/name", is_modelscope=True)),
+        (
+            "https://modelscope.cn/models/org/name/file/view/master/a%20b.gguf?status=2",
+            HubSource("org/name", "master", "a b.gguf", is_modelscope=True),
+        ),
         (f"{HUB}/org/name/resolve/v2/d/x.gguf?download=true", HubSource("org/name", "v2", path="d/x.gguf")),
         ("https://host/d/x.GGUF", WebSource("https://host/d/x.GGUF", "x.GGUF")),
         ("https://host:8443/a%20b.gguf?t=1", WebSource("https://host:8443/a%20b.gguf?t=1", "a b.gguf")),
@@ -42,6 +50,10 @@ def test_what_is_meant(text: str, meant: HubSource | WebSource) -> None:
         ("hf://org/name/../../x.gguf", "leads out of the repository"),
         ("hf://org/name//etc/x.gguf", "leads out of the repository"),
         ("hf://org/name/model.bin", "is not a GGUF file"),
+        ("modelscope://name", "names no repository"),
+        ("modelscope://org/name/../x.gguf", "leads out of the repository"),
+        ("https://modelscope.cn/models/org/name/resolve/master/%2e%2e%2fx.gguf", "leads out of the repository"),
+        ("https://modelscope.cn/datasets/org/name", "does not end in .gguf"),
         (f"{HUB}/org/name/discussions/1", "is not a repository or a file"),
         ("https://host/page.html", "does not end in .gguf"),
         ("https:///x.gguf", "is not a URL"),
@@ -56,7 +68,21 @@ def test_what_cannot_be_meant_is_refused_with_what_can(text: str, why: str) -> N
         parse_source(text, hub_url=HUB)
 
 
-@given(st.text(max_size=60), st.sampled_from(["hf://", "hf.co/", "https://", f"{HUB}/", "hf://org/name/", ""]))
+@given(
+    st.text(max_size=60),
+    st.sampled_from(
+        [
+            "hf://",
+            "modelscope://",
+            "https://modelscope.cn/models/o/n/resolve/master/",
+            "hf.co/",
+            "https://",
+            f"{HUB}/",
+            "hf://org/name/",
+            "",
+        ]
+    ),
+)
 def test_whatever_is_written_no_path_leaves_its_folder(text: str, start: str) -> None:
     try:
         found = parse_source(start + text, hub_url=HUB)

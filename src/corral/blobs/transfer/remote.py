@@ -124,10 +124,11 @@ class UrlRemote:
     url: str
     # Sent to the requested host only: aiohttp drops Authorization on a redirect to another host.
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    label: str = ""  # for messages; empty: the URL
 
     @property
     def name(self) -> str:
-        return display_url(self.url)
+        return self.label or display_url(self.url)
 
     @property
     def key(self) -> str:

@@ -29,8 +29,8 @@ MaybeModels = Annotated[
     list[str] | None,
     declare.Argument(
         metavar="MODEL",
-        help="names in a gallery, GALLERY@NAME, hf://OWNER/REPO[:QUANT], hf://OWNER/REPO/FILE.gguf, "
-        "https://…/FILE.gguf, or a GGUF file of this machine",
+        help="names in a gallery, GALLERY@NAME, hf://OWNER/REPO[:QUANT], hf://OWNER/REPO/FILE.gguf, the same with "
+        "modelscope://, https://…/FILE.gguf, or a GGUF file of this machine",
     ),
 ]
 
@@ -73,9 +73,10 @@ async def install_models(
 ) -> int:
     """Install models and fetch their files to the controller.
 
-    They come from a gallery, from the Hugging Face hub, from a URL, from a GGUF file of this machine (which is
-    uploaded), or from a definition in --file. Of a repository, the best quantisation that fits on a node is chosen. The
-    definition (backend, context size, chat template, embeddings) is derived from the file; --set changes it.
+    They come from a gallery, from the Hugging Face hub, from ModelScope, from a URL, from a GGUF file of this machine
+    (which is uploaded), or from a definition in --file. Of a repository, the best quantisation that fits on a node is
+    chosen. The definition (backend, context size, chat template, embeddings) is derived from the file; --set changes
+    it.
 
     Ctrl-C detaches; the controller continues to fetch. Exit code 0: done. 1: failed. 3: not finished yet.
 
@@ -86,6 +87,7 @@ async def install_models(
       corral models install smollm2-135m --as tiny --set context_size=2048
       corral models install hf://bartowski/Llama-3.2-3B-Instruct-GGUF --dry-run
       corral models install hf://bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --as llama
+      corral models install modelscope://Qwen/Qwen3-4B-GGUF
       corral models install ./my-model.gguf
       corral models install --file mine.yaml --replace
     """

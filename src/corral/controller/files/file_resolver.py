@@ -1,7 +1,8 @@
 """Resolves the URI of a model file to something that can be fetched.
 
     https://host/path                       a plain download
-    huggingface://owner/repo/path[@rev]     the hub; its token stays here (a whole repository: `snapshots.py`)
+    huggingface://owner/repo/path[@rev]     the usual hub; its token stays here (a whole repository: `snapshots.py`)
+    modelscope://owner/repo/path[@rev]      ModelScope
     pypi://project[==version]/path          a file inside the project's wheel
     oci://host/repository:tag               a file of an artifact, or of an image
     file:///path                            on this machine, inside a folder that was opened for it
@@ -31,8 +32,10 @@ from corral.blobs.transfer.range_responses import ServerRefused, interpret_respo
 from corral.blobs.transfer.remote import TransferBroken, UrlRemote, refuse_downgrade, translate_errors
 from corral.contract.installs import UPLOAD_SCHEME
 from corral.contract.models import ModelFile
-from corral.contract.sources import HTTP, OCI, parse_uri
-from corral.controller.files.hub import Hub, HubSettings
+from corral.contract.sources import HTTP, OCI, parse_hub_file, parse_uri
+from corral.controller.files.hubs import Hubs
+from corral.controller.files.hubs.hub import Hub, HubSettings
+from corral.controller.files.hubs.modelscope import MASTER, branch_of
 from corral.controller.files.images import ImageFile, Images
 from corral.controller.files.packages import SCHEME as PYPI_SCHEME
 from corral.controller.files.packages import Packages
@@ -41,6 +44,7 @@ from corral.kit.threads import run_uncancelled
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
+_HUB_URI = re.compile(r"(?:huggingface|hf)://|hf\.co/")
 _AT_COMMIT = re.compile(r"/resolve/[0-9a-f]{40}/")
 LOOKUP_TIMEOUT_S = 15.0
 
@@ -75,7 +79,7 @@ class FileResolver:
         self._packages = packages
         self._images = images
         self._settings = settings
-        self.hub = Hub(session, settings.hub)
+        self.hubs = Hubs(session, settings.hub)
 
     async def find(self, file: ModelFile, uri: str = "") -> ResolvedFile:
         """`uri` instead of the file's own: what it was resolved to before. Raises Invalid, NotFound, Denied, Failed,
@@ -94,44 +98,67 @@ class FileResolver:
             )
         if uri.startswith("file://"):
             return await run_uncancelled(self._local, uri)
-        source = parse_uri(uri, hub=self._settings.hub.url)
+        uri = self._at_usual_hub(uri, file)
+        source = parse_uri(uri, hub=self.hubs.huggingface.url, modelscope=self.hubs.modelscope.url)
         if source.kind == OCI:
             layer = await self._images.find(source.uri, file.path)
             inside = isinstance(layer, ImageFile)
             return ResolvedFile(layer.name, layer.resolved, layer.fetch, layer.digest, layer.size_bytes, unpacks=inside)
         if source.kind != HTTP:
             raise Invalid(f"{uri[:200]!r}: a model's file comes from https, huggingface, oci, pypi or file")
-        if source.uri.startswith(self._settings.hub.url.rstrip("/") + "/"):
-            return await self._on_the_hub(source.uri, file)
+        for hub in (self.hubs.huggingface, self.hubs.modelscope):
+            if source.uri.startswith(hub.url + "/"):
+                return await self._on_the_hub(hub, source.uri, file)
         return await self._download(source.uri)
+
+    def _at_usual_hub(self, uri: str, file: ModelFile) -> str:
+        """With ModelScope as the usual hub, the URI there. A commit of the other hub means nothing there: the digest
+        tells whether the file of the main branch is the same."""
+        found = _HUB_URI.match(uri)
+        if found is None or not self._settings.hub.prefers_modelscope:
+            return uri
+        wanted = parse_hub_file(uri[found.end() :])
+        if not _COMMIT.match(wanted.revision):
+            revision = branch_of(wanted.revision)
+        elif file.sha256:
+            revision = MASTER
+        else:
+            raise NotFound(
+                f"{uri[:200]} names a commit of the Hugging Face hub, and --model-hub is modelscope: without a sha256 "
+                "the file there may be another one. Declare the sha256, or write modelscope://"
+            )
+        return f"modelscope://{wanted.repository}@{revision}/{wanted.path}"
 
     async def _download(self, url: str) -> ResolvedFile:
         page = UrlRemote(self._session, url)
         headers = await self._head(page, follow=True)
         return ResolvedFile(page.name, url, _fetch_page(page), size_bytes=_length(headers))
 
-    async def _on_the_hub(self, url: str, file: ModelFile) -> ResolvedFile:
+    async def _on_the_hub(self, hub: Hub, url: str, file: ModelFile) -> ResolvedFile:
         """The hub says what is behind a name before it sends one there: digest, size and commit."""
-        if file.size_bytes and _AT_COMMIT.search(url):  # the list of the repository has all of it
-            page = UrlRemote(self._session, url, self.hub.headers)
+        # The list of the repository has all of it: at a commit, or with the hash.
+        if file.size_bytes and (_AT_COMMIT.search(url) or (file.sha256 and hub is self.hubs.modelscope)):
+            page = hub.remote(url)
             digest = PREFIX + file.sha256 if file.sha256 else ""
-            return ResolvedFile(page.name, url, _fetch_page(page, refused=self.hub.refused), digest, file.size_bytes)
-        headers = await self._head(UrlRemote(self._session, url, self.hub.headers), follow=False)
+            return ResolvedFile(page.name, url, _fetch_page(page, refused=hub.refused), digest, file.size_bytes)
+        headers = await self._head(hub.remote(url), follow=False, refused=hub.refused)
         commit = headers.get("x-repo-commit", "")
         if _COMMIT.match(commit):
             url = re.sub(r"/resolve/[^/]+/", f"/resolve/{commit}/", url, count=1)
         etag = headers.get("x-linked-etag", "").strip('"')
         size = headers.get("x-linked-size", "")
-        page = UrlRemote(self._session, url, self.hub.headers)
+        page = hub.remote(url)
         return ResolvedFile(
             page.name,
             url,
-            _fetch_page(page, refused=self.hub.refused),
+            _fetch_page(page, refused=hub.refused),
             PREFIX + etag if _HEX.match(etag) else "",
             int(size) if size.isdecimal() else _length(headers),
         )
 
-    async def _head(self, page: UrlRemote, *, follow: bool) -> dict[str, str]:
+    async def _head(
+        self, page: UrlRemote, *, follow: bool, refused: Callable[[CorralError], CorralError] = lambda error: error
+    ) -> dict[str, str]:
         """Headers of what is there, names in lower case. Good to know, no more: whether it can be had is found out by
         fetching it, which tries again where that helps. Only a clear refusal is told now."""
         timeout = aiohttp.ClientTimeout(total=self._settings.ask_s)
@@ -148,7 +175,7 @@ class FileResolver:
             headers = {name.lower(): value for name, value in response.headers.items()}
             judged = interpret_response(response.status, headers, have_bytes=0, what=page.name)
         if not follow and isinstance(judged, ServerRefused) and isinstance(judged.error, Denied | NotFound):
-            raise self.hub.refused(judged.error)
+            raise refused(judged.error)
         return headers if response.status < 400 else {}
 
     def _local(self, uri: str) -> ResolvedFile:

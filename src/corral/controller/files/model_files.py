@@ -109,7 +109,7 @@ class ModelFiles:
         self._disk = disk or DiskSpace()
         self._retention = retention or FileRetention()
         self._cache = cache or ModelCache(store, blobs, clock, disk=self._disk)
-        self._snapshots = Snapshots(blobs, resolver.hub)
+        self._snapshots = Snapshots(blobs, resolver.hubs)
         self._archives = Archives(blobs, self._disk)
         self._status: dict[str, ModelFilesStatus] = {}
 

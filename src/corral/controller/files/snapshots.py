@@ -17,20 +17,19 @@ from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.artifacts import HubSnapshot
 from corral.contract.models import ModelFile
 from corral.contract.sources import parse_repository
-from corral.controller.files.hub import Hub, HubFile, Listing
+from corral.controller.files.hubs import Hubs
+from corral.controller.files.hubs.hub import HubFile, Listing
 from corral.kit.errors import NotFound
 from corral.kit.log import get_log
 from corral.store.tables.model_files import StoredFile
 
 log = get_log(__name__)
 
-SCHEME = "huggingface://"
-
 
 class Snapshots:
-    def __init__(self, blobs: BlobStore, hub: Hub) -> None:
+    def __init__(self, blobs: BlobStore, hubs: Hubs) -> None:
         self._blobs = blobs
-        self._hub = hub
+        self._hubs = hubs
 
     def known(self, wanted: HubSnapshot, row: StoredFile | None) -> tuple[ModelFile, ...] | None:
         """Its files, without asking anybody; None when that cannot be told. `row`: what is stored of it. Blocking."""
@@ -55,19 +54,20 @@ class Snapshots:
             model=model,
             path=row_path(wanted),
             uri=uri,
-            resolved=f"{SCHEME}{wanted.repo}@{listing.commit}",
+            resolved=f"{_scheme(wanted)}{wanted.repo}@{listing.commit}",
             digest=blob.digest,
             size_bytes=blob.size,
         )
 
     async def _list(self, wanted: HubSnapshot, row: StoredFile | None) -> Listing:
+        hub = self._hubs.choose(is_modelscope=wanted.is_modelscope)
         before = parse_repository(row.resolved) if row is not None and row.uri == uri_of(wanted) else None
         if before is not None:
             try:
-                return await self._hub.list_(wanted.repo, before.revision)
+                return await hub.list_(wanted.repo, before.revision)
             except NotFound as error:
                 log.warning("the commit that was fetched before is gone", repo=wanted.repo, reason=error.message)
-        return await self._hub.list_(wanted.repo, wanted.revision)
+        return await hub.list_(wanted.repo, wanted.revision)
 
 
 def row_path(wanted: HubSnapshot) -> str:
@@ -78,7 +78,7 @@ def row_path(wanted: HubSnapshot) -> str:
 def uri_of(wanted: HubSnapshot) -> str:
     """All that is meant: the same URI, the same files."""
     chosen = [("allow", pattern) for pattern in wanted.allow] + [("ignore", pattern) for pattern in wanted.ignore]
-    return f"{SCHEME}{wanted.repo}@{wanted.revision}" + (f"?{urlencode(chosen)}" if chosen else "")
+    return f"{_scheme(wanted)}{wanted.repo}@{wanted.revision}" + (f"?{urlencode(chosen)}" if chosen else "")
 
 
 def files_of(wanted: HubSnapshot, listing: Listing) -> tuple[ModelFile, ...]:
@@ -86,8 +86,12 @@ def files_of(wanted: HubSnapshot, listing: Listing) -> tuple[ModelFile, ...]:
 
 
 def _file(wanted: HubSnapshot, commit: str, file: HubFile) -> ModelFile:
-    uri = f"{SCHEME}{wanted.repo}@{commit}/{quote(file.path)}"
+    uri = f"{_scheme(wanted)}{wanted.repo}@{commit}/{quote(file.path)}"
     return ModelFile(f"{wanted.folder}/{file.path}", uri, file.sha256, file.size_bytes)
+
+
+def _scheme(wanted: HubSnapshot) -> str:
+    return "modelscope://" if wanted.is_modelscope else "huggingface://"
 
 
 def is_chosen(path: str, allow: Sequence[str], ignore: Sequence[str]) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from corral.contract.gguf import GgufHeader
 from corral.contract.models import LONGEST_NAME, check_model_name
-from corral.contract.sources import HUB
 from corral.controller.install.gguf_files import QuantChoice, SourceFile
 from corral.kit.errors import Invalid
 
@@ -79,8 +79,19 @@ def derive_definition(
     return whole
 
 
-def derive_folder_definition(name: str, repository: str, commit: str, backend: str) -> dict[str, Any]:
-    """Of a repository of safetensors, which an engine reads as a folder."""
+@dataclass(frozen=True)
+class HubFolder:
+    """A repository of a hub, for an engine that reads folders."""
+
+    repository: str
+    revision: str
+    hub: str  # huggingface or modelscope
+    page_url: str
+
+
+def derive_folder_definition(name: str, folder: HubFolder, backend: str) -> dict[str, Any]:
+    """Of a repository of safetensors."""
+    repository = folder.repository
     return {
         "name": name,
         "backend": backend,
@@ -90,16 +101,16 @@ def derive_folder_definition(name: str, repository: str, commit: str, backend: s
                 "name": repository.rpartition("/")[2],
                 "target": "model",
                 "source": {
-                    "type": "huggingface",
+                    "type": folder.hub,
                     "repo": repository,
-                    "revision": commit,
+                    "revision": folder.revision,
                     "ignore_patterns": list(IGNORED),
                 },
             }
         ],
         "template": {"use_tokenizer_template": True},
         "known_usecases": ["chat", "completion"],
-        "urls": [f"{HUB}/{repository}"],
+        "urls": [folder.page_url],
     }
 
 

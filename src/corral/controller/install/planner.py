@@ -18,7 +18,8 @@ from corral.contract.gguf import GgufHeader
 from corral.contract.installs import UPLOAD_SCHEME, InstallPlan, LocalFile, PlanModel, PlannedChoice
 from corral.contract.models import read_definition
 from corral.contract.sources import is_digest, is_safe_path
-from corral.controller.files.hub import Hub, HubFile, HubSettings, Listing
+from corral.controller.files.hubs import Hubs
+from corral.controller.files.hubs.hub import Hub, HubFile, HubSettings, Listing
 from corral.controller.files.snapshots import is_chosen
 from corral.controller.install.choose import (
     Fitting,
@@ -35,6 +36,7 @@ from corral.controller.install.derive import (
     FOLDER_BACKENDS,
     IGNORED,
     LLAMA_CPP,
+    HubFolder,
     context_sizes,
     derive_definition,
     derive_folder_definition,
@@ -76,8 +78,7 @@ class InstallPlanner:
         reader: HeaderReader | None = None,
     ) -> None:
         self._session = session
-        self._hub_url = hub.url
-        self._hub = Hub(session, hub)
+        self._hubs = Hubs(session, hub)
         self._fleet = fleet
         self._reader = reader or HeaderReader()
 
@@ -88,7 +89,9 @@ class InstallPlanner:
             raise Invalid("give either a source or files")
         if request.files:
             return await self._plan_upload(request)
-        source = parse_source(request.source, hub_url=self._hub_url)
+        source = parse_source(
+            request.source, hub_url=self._hubs.huggingface.url, modelscope_url=self._hubs.modelscope.url
+        )
         if isinstance(source, WebSource):
             return await self._plan_web(source, request)
         return await self._plan_hub(source, request)
@@ -103,21 +106,21 @@ class InstallPlanner:
         return msgspec.structs.replace(request, definition=plan.definition, overrides={}, source=plan.source)
 
     async def _plan_hub(self, source: HubSource, request: PlanModel) -> InstallPlan:
-        listing = await self._hub.list_(source.repository, source.revision)
-        choices = _hub_choices(source, listing)
-        pinned = f"hf://{source.repository}@{listing.commit}"
-        page = f"{self._hub_url.rstrip('/')}/{source.repository}"
+        hub = self._hubs.choose(is_modelscope=source.is_modelscope)
+        listing = await hub.list_(source.repository, source.revision)
+        choices = _hub_choices(source, listing, hub)
+        pinned = f"{_written(hub)}{source.repository}@{listing.commit}"
         if not choices:
-            return await self._plan_folder(source, listing, request, pinned)
+            return await self._plan_folder(source, hub, listing, request, pinned)
         quant = request.quant or source.quant
         if quant and not any(is_wanted(choice, quant) for choice in choices):
             raise NotFound(f"{source.repository} has no {quant}; it has {_listed(choices)}")
         first = choices[-1].files[0]  # of the smallest: all of them have the same shape
-        header = await self._read_header(self._file_url(source.repository, listing.commit, first.path))
+        header = await self._read_header(hub, hub.file_url(source.repository, listing.commit, first.path))
         name = request.name or derive_name(
             plain_name(source.path) if source.path else source.repository.rpartition("/")[2]
         )
-        plan = await self._plan_gguf(request, name, choices, header, quant, urls=(page,))
+        plan = await self._plan_gguf(request, name, choices, header, quant, urls=(hub.page_url(source.repository),))
         chosen = next((each.quant for each in plan.choices if each.chosen), "")
         at_path = f"{pinned}/{source.path}" if source.path else pinned + (f":{chosen}" if chosen else "")
         return _with_source(plan, at_path)
@@ -168,7 +171,9 @@ class InstallPlanner:
             fits=bool(chosen.nodes),
         )
 
-    async def _plan_folder(self, source: HubSource, listing: Listing, request: PlanModel, pinned: str) -> InstallPlan:
+    async def _plan_folder(
+        self, source: HubSource, hub: Hub, listing: Listing, request: PlanModel, pinned: str
+    ) -> InstallPlan:
         """A repository of safetensors, for an engine that reads folders."""
         files = [file for file in listing.files if is_chosen(file.path, (), IGNORED)]
         weights = sum(file.size_bytes for file in files if file.path.endswith(SAFETENSORS))
@@ -183,7 +188,9 @@ class InstallPlanner:
         name = request.name or derive_name(source.repository.rpartition("/")[2])
         reasons: list[str] = []
         for backend in FOLDER_BACKENDS:
-            whole = derive_folder_definition(name, source.repository, listing.commit, backend)
+            whole = derive_folder_definition(
+                name, HubFolder(source.repository, listing.commit, hub.scheme, hub.page_url(source.repository)), backend
+            )
             definition = read_definition(merged(whole, request.overrides) | {"name": name})
             model = planned_model(definition, weights, None)
             nodes, why_not = fitting_nodes(evaluate_nodes(world, model))
@@ -199,21 +206,23 @@ class InstallPlanner:
             retry_after_s=60.0,
         )
 
-    async def _read_header(self, url: str) -> GgufHeader:
+    async def _read_header(self, hub: Hub, url: str) -> GgufHeader:
         try:
-            return (await self._reader.read(UrlRemote(self._session, url, self._hub.headers))).header
+            return (await self._reader.read(hub.remote(url))).header
         except Denied as error:
-            raise self._hub.refused(error) from error
-
-    def _file_url(self, repository: str, commit: str, path: str) -> str:
-        return f"{self._hub_url.rstrip('/')}/{repository}/resolve/{commit}/{quote(path)}"
+            raise hub.refused(error) from error
 
 
 _KINDS = {"adapter": "an adapter", "mmproj": "the projector of a vision model"}
 
 
-def _hub_choices(source: HubSource, listing: Listing) -> list[QuantChoice]:
-    files = [_hub_file(source.repository, listing.commit, file) for file in listing.files]
+def _written(hub: Hub) -> str:
+    """How users write sources of this hub."""
+    return "hf://" if hub.scheme == "huggingface" else f"{hub.scheme}://"
+
+
+def _hub_choices(source: HubSource, listing: Listing, hub: Hub) -> list[QuantChoice]:
+    files = [_hub_file(hub, source.repository, listing.commit, file) for file in listing.files]
     if source.path:
         found = choose_file(files, source.path)
         if found is None:
@@ -227,13 +236,13 @@ def _hub_choices(source: HubSource, listing: Listing) -> list[QuantChoice]:
         paths = [choice.files[0].path for choice in choices]
         raise Invalid(
             f"{source.repository} has several models; name a file: "
-            + ", ".join(f"hf://{source.repository}/{path}" for path in paths[:MAX_SHOWN])
+            + ", ".join(f"{_written(hub)}{source.repository}/{path}" for path in paths[:MAX_SHOWN])
         )
     return choices
 
 
-def _hub_file(repository: str, commit: str, file: HubFile) -> SourceFile:
-    uri = f"huggingface://{repository}@{commit}/{quote(file.path)}"
+def _hub_file(hub: Hub, repository: str, commit: str, file: HubFile) -> SourceFile:
+    uri = f"{hub.scheme}://{repository}@{commit}/{quote(file.path)}"
     return SourceFile(file.path, uri, file.size_bytes, file.sha256)
 
 

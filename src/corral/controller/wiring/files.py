@@ -19,7 +19,7 @@ from corral.controller.artifacts.service import Artifacts
 from corral.controller.distribution.packages import CorralPackages
 from corral.controller.files.blob_listener import ControllerBlobUrls, open_blob_listener
 from corral.controller.files.file_resolver import FileResolver, ResolverSettings
-from corral.controller.files.hub import HubSettings
+from corral.controller.files.hubs.hub import HubSettings
 from corral.controller.files.images import Images
 from corral.controller.files.missing_blobs import MissingBlobs
 from corral.controller.files.model_cache import ModelCache, ModelCacheLimits
@@ -139,5 +139,11 @@ async def open_model_files(
 def _resolver_settings(settings: ControllerSettings, own: Path) -> ResolverSettings:
     return ResolverSettings(
         folders=(own, *(Path(folder).expanduser() for folder in settings.files.file_folders)),
-        hub=HubSettings(settings.files.huggingface_url, settings.files.huggingface_token),
+        hub=HubSettings(
+            settings.files.huggingface_url,
+            settings.files.huggingface_token,
+            modelscope_url=settings.files.modelscope_url,
+            modelscope_token=settings.files.modelscope_token,
+            prefers_modelscope=settings.files.model_hub == "modelscope",
+        ),
     )
