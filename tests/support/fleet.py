@@ -110,6 +110,7 @@ class Fleet:
         self.env = clean_env(root / "home", **(SHORT | env))
         self.options = options
         self.prefix: tuple[str, ...] = ()  # of every command: another machine, another user
+        self.program: tuple[str, ...] = CORRAL
         self.workers: dict[str, Process] = {}
         self.started = 0
         self.up: Process | None = None
@@ -140,7 +141,7 @@ class Fleet:
             self.up.close()
         self.started += 1
         command = (
-            *(*self.prefix, *CORRAL, "up"),
+            *(*self.prefix, *self.program, "up"),
             *("--port", str(self.port), "--bus-port", str(self.bus_port), "--ingress-port", str(free_port())),
             *(() if "--blob-port" in self.options else ("--blob-port", str(self.blob_port))),
             *("--data", str(self.data), *self.options),
@@ -169,7 +170,7 @@ class Fleet:
 
     def cli(self, *words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.prefix, *CORRAL, *words],
+            [*self.prefix, *self.program, *words],
             env=self.env,
             capture_output=True,
             text=True,
@@ -228,7 +229,7 @@ class Fleet:
         if self.tls:
             words += ["--ca", str(self.ca)]
         log = self.root / f"worker-{name}-{run}.log"
-        process = Process((*self.prefix, *CORRAL, *words), self.env | env, log)
+        process = Process((*self.prefix, *self.program, *words), self.env | env, log)
         self.workers[f"{name}-{run}"] = process
         return process
 
@@ -246,7 +247,7 @@ class Fleet:
     def paste(self, line: str, name: str, **env: str) -> Process:
         """Run a join line as it is, the data folder apart: two workers of one person need two."""
         told = {"CORRAL_DATA": str(self.root / f"pasted-{name}")} | env
-        command = (*self.prefix, *CORRAL, *shlex.split(line)[1:])
+        command = (*self.prefix, *self.program, *shlex.split(line)[1:])
         process = Process(command, self.env | told, self.root / f"pasted-{name}.log")
         self.workers[f"pasted {name}"] = process
         return process

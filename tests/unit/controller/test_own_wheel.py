@@ -78,6 +78,19 @@ def test_an_installed_package_is_packed_to_the_same_bytes(wheel: OwnWheel, tmp_p
     assert packed.stdout.strip() == wheel.sha256, packed.stderr
 
 
+@pytest.mark.parametrize("name", ["INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"])
+def test_what_an_installer_adds_changes_no_byte(wheel: OwnWheel, tmp_path: Path, name: str) -> None:
+    with zipfile.ZipFile(io.BytesIO(wheel.data)) as archive:
+        archive.extractall(tmp_path)
+    metadata = f"corral-{__version__}.dist-info"
+    (tmp_path / metadata / name).write_bytes(b"added")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"added").digest()).rstrip(b"=").decode()
+    with (tmp_path / metadata / "RECORD").open("a") as record:
+        record.write(f"{metadata}/{name},sha256={digest},5\n")
+    packed = pack_installed(tmp_path)
+    assert packed.stdout.strip() == wheel.sha256, packed.stderr
+
+
 def test_a_changed_file_is_not_given_to_other_machines(wheel: OwnWheel, tmp_path: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(wheel.data)) as archive:
         archive.extractall(tmp_path)

@@ -76,7 +76,8 @@ def _installed_files(installed: Distribution) -> dict[str, bytes]:
 
 
 def _is_of_the_wheel(entry: PurePosixPath) -> bool:
-    return entry.name not in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
+    """Installers add files of their own to the metadata, some with the time of the installation."""
+    return entry.name in ("METADATA", "WHEEL", "entry_points.txt") or "licenses" in entry.parts
 
 
 def _checkout_files(root: Path) -> dict[str, bytes]:
