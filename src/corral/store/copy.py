@@ -27,6 +27,7 @@ from corral.store.tables import all_tables
 
 _BATCH = 500
 _WHOLE = 2**256
+Transform = Callable[[str, Row], Row]  # table, row → the row that is written
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,15 @@ async def copy_store(
     batch_rows: int = _BATCH,
     on_progress: Callable[[CopyProgress], None] | None = None,
     tables: Sequence[Table] | None = None,
+    transform: Transform | None = None,
 ) -> list[CopiedTable]:
-    """Raises `Conflict` if the target has rows, `Failed` if the copy differs from the source."""
+    """Raises `Conflict` if the target has rows, `Failed` if the copy differs from the source as `transform` left it. A
+    row keeps its key."""
     chosen = [_as_stored(table) for table in (all_tables() if tables is None else tables)]
     async with source.read() as reading, target.write() as writing:
         for table in chosen:
             await _refuse_if_not_empty(writing, table)
-        sent = [await _copy(reading, writing, table, batch_rows, on_progress) for table in chosen]
+        sent = [await _copy(reading, writing, table, batch_rows, on_progress, transform) for table in chosen]
         for table, expected in zip(chosen, sent, strict=True):
             found = await _summed(table, _batches(writing, table, batch_rows))
             if found != expected:
@@ -109,6 +112,7 @@ async def _copy(
     table: Table,
     batch_rows: int,
     on_progress: Callable[[CopyProgress], None] | None,
+    transform: Transform | None,
 ) -> CopiedTable:
     counted = await reading.fetch_one(select(func.count()).select_from(table))
     total = counted[0] if counted else 0
@@ -118,7 +122,8 @@ async def _copy(
 
     async def copy_batches() -> AsyncIterator[list[Row]]:
         nonlocal copied
-        async for rows in _batches(reading, table, batch_rows):
+        async for read in _batches(reading, table, batch_rows):
+            rows = read if transform is None else [transform(table.name, row) for row in read]
             await writing.execute_many(statement, [dict(zip(names, row, strict=True)) for row in rows])
             copied += len(rows)
             if on_progress is not None:

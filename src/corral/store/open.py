@@ -31,7 +31,7 @@ async def open_store(
     Raises `Unavailable` while the database cannot be reached, `Invalid` where a retry does not help: a bad URL, a file
     that cannot be written, a schema newer than this code, or an older one that must not be migrated.
     """
-    database = await _open_database(url, options)
+    database = await open_database(url, options)
     try:
         own_tables = {table.name for table in all_tables()}
         await migrate(database, own_tables=own_tables, allowed=may_migrate, scripts=scripts)
@@ -40,7 +40,8 @@ async def open_store(
         await database.close()
 
 
-async def _open_database(url: str, options: StoreOptions) -> Database:
+async def open_database(url: str, options: StoreOptions) -> Database:
+    """The database as it is, without a migration."""
     scheme, separator, rest = url.partition("://")
     scheme = scheme.partition("+")[0]  # postgresql+asyncpg://, as SQLAlchemy's users write it
     if scheme == "sqlite" and separator:

@@ -37,8 +37,8 @@ SCRIPTS = Path(__file__).parent / "migrations"
 _NAME = re.compile(r"(\d{4})_\w+\.py")
 _LOCK = 0x636F7272616C  # "corral": any number that no other program locks
 _TABLE_EXISTS = {
-    "sqlite": f"SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '{VERSION_TABLE}'",
-    "postgresql": f"SELECT 1 WHERE to_regclass('{VERSION_TABLE}') IS NOT NULL",
+    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '{table}'",
+    "postgresql": "SELECT 1 WHERE to_regclass('{table}') IS NOT NULL",
 }
 
 
@@ -47,9 +47,13 @@ def head_of(scripts: Path = SCRIPTS) -> str:
     return max(found[1] for file in (scripts / "versions").iterdir() if (found := _NAME.fullmatch(file.name)))
 
 
+async def has_table(tx: Transaction, table: str) -> bool:
+    return await tx.fetch_one(_TABLE_EXISTS[tx.kind].format(table=table)) is not None
+
+
 async def revision_of(tx: Transaction) -> str | None:
     """The revision of the database; None without a version table."""
-    if await tx.fetch_one(_TABLE_EXISTS[tx.kind]) is None:
+    if not await has_table(tx, VERSION_TABLE):
         return None
     row = await tx.fetch_one(f"SELECT version_num FROM {VERSION_TABLE}")
     return None if row is None else str(row[0])
