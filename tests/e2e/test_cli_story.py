@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,7 +230,8 @@ def test_a_token_is_good_until_it_is_revoked(fleet: Fleet) -> None:
     said = fleet.refused(*made["join_command"].split()[1:], "--name", "late", "--data", str(fleet.root / "late"))
     assert "was revoked" in said
     printed = fleet.cli("token", "create")
-    assert printed.stdout.startswith(f"corral join {fleet.url} --token cj_")
+    assert re.match(rf"printf %s cj_\w+ \| sh -c 'u={re.escape(fleet.url)};", printed.stdout)
+    assert f"Where Corral is installed already: corral join {fleet.url} --token cj_" in printed.stderr
     assert "corral nodes approve NAME" in printed.stderr, "advice is not in the way of a script"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import ssl
 import urllib.request
@@ -80,7 +81,10 @@ async def test_over_tls_the_session_travels_encrypted_only(fleet: Fleet) -> None
         assert (session["secure"], session["httpOnly"], session["sameSite"]) == (True, True, "Strict")
         await page.get_by_role("button", name="Add a machine").click()
         await page.get_by_role("button", name="Make a join line").click()
-        await expect(page.locator("#join-command")).to_contain_text("--ca sha256:")
+        await expect(page.locator("#join-command")).to_have_text(
+            re.compile(rf"^printf %s cj_\w+ \| sh -c 'u=https://[\d.]+:{fleet.port};")
+        )
+        await expect(page.get_by_text("--ca sha256:")).to_be_visible()
         await person.assert_clean()
 
 

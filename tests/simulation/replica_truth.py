@@ -257,7 +257,7 @@ async def wanting_more(simulation: Simulation) -> dict[str, str]:
         schedule = schedules.get(name)
         least = schedule.min_replicas if schedule is not None else 0
         asked = name in simulation.asked and "idle_unload" not in row.definition
-        lacks = _lacking(name, row.revision, answers, max(least, asked), name in active)
+        lacks = _lacking(name, row.revision, answers, max(least, int(asked)), name in active)
         if lacks and not row.definition.get("disabled"):
             left[name] = lacks
     return left

@@ -233,16 +233,25 @@ class Fleet:
         self.workers[f"{name}-{run}"] = process
         return process
 
-    def join_line(self) -> str:
-        """The line `up` prints for another machine."""
+    def printed_line(self) -> str:
+        """The line `up` prints for another machine: in a LAN it installs Corral, else it starts with `corral join`."""
 
         def printed() -> str:
             assert self.up is not None
-            found = re.search(r"^ +(corral join .+)$", self.up.output(), re.MULTILINE)
+            found = re.search(r"^ +((?:corral join|printf %s cj_).+)$", self.up.output(), re.MULTILINE)
             assert found is not None, self.up.output()
             return found[1]
 
         return wait_for(printed, "join line")
+
+    def join_line(self) -> str:
+        """A line for a machine that has Corral."""
+        line = self.printed_line()
+        if line.startswith("corral join"):
+            return line
+        made = self.cli("token", "create", "--json")
+        assert made.returncode == 0, made.stderr
+        return str(json.loads(made.stdout)["join_command"])
 
     def paste(self, line: str, name: str, **env: str) -> Process:
         """Run a join line as it is, the data folder apart: two workers of one person need two."""

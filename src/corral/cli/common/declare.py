@@ -158,6 +158,9 @@ class _Argument(click.Argument):
         words = self.human_readable_name if self.required else f"[{self.human_readable_name}]"
         return words if self.nargs == 1 else f"{words}..."
 
+    def get_error_hint(self, ctx: Context | None) -> str:
+        return f"'{self.human_readable_name}'"
+
 
 def _command(name: str, function: Callable[..., Any], settings: dict[str, Any]) -> click.Command:
     found = _parameters(function)

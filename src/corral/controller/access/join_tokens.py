@@ -11,7 +11,7 @@ from corral.contract.admin import CreateJoinToken, JoinTokenCreated, JoinTokenVi
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.node_views import rfc3339
 from corral.kit.certificates import Ca
-from corral.kit.errors import Invalid, NotFound, Unauthenticated
+from corral.kit.errors import CorralError, Invalid, NotFound, Unauthenticated
 from corral.kit.log import get_log
 from corral.kit.secrets import JOIN_TOKEN, digest, new_secret
 from corral.store.engine.transactions import Store, Transaction
@@ -64,13 +64,22 @@ class JoinTokens:
         log.info("join token made", token_id=token.id, uses=token.uses_left, pre_approved=token.pre_approved)
         self._feed.notify("tokens", token.id)
         url = self._public_url or request.url.rstrip("/")
-        install = await self._install_command(url, secret) if url and self._install_command is not None else ""
         return JoinTokenCreated(
             token=_view(token, now),
             secret=secret,
             join_command=self._join_command(url, secret),
-            install_command=install,
+            install_command=await self._installing(url, secret),
         )
+
+    async def _installing(self, url: str, secret: str) -> str:
+        """The command for a machine without Corral; empty when this controller cannot serve Corral."""
+        if not url or self._install_command is None:
+            return ""
+        try:
+            return await self._install_command(url, secret)
+        except CorralError as error:  # the token is good all the same
+            log.warning("no command that installs Corral", error=str(error))
+            return ""
 
     def _join_command(self, url: str, secret: str) -> str:
         """The command for the other machine; empty when the URL is not known."""

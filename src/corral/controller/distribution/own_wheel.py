@@ -44,9 +44,12 @@ class OwnWheel:
 
 
 def pack_own_wheel() -> OwnWheel:
-    """Raises Failed where the installed package is damaged."""
+    """Raises Failed where the installed package or the checkout is damaged."""
     installed = _find_installed()
-    files = _installed_files(installed) if installed is not None else _checkout_files(_ROOT)
+    try:
+        files = _installed_files(installed) if installed is not None else _checkout_files(_ROOT)
+    except OSError as error:
+        raise Failed(f"{error.filename} cannot be read: install Corral again to serve it to other machines") from error
     return _pack(files, corral.__version__)
 
 
