@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from corral.contract.messages.backends import Phase
@@ -64,6 +64,8 @@ class PartsProgress:
         self._total = total_bytes
         self._done: dict[str, int] = {}
         self._first_seen: dict[str, int] = {}
+        self._sources: dict[str, Mapping[str, int]] = {}  # by part
+        self._banned: dict[str, None] = {}  # in order
         self._meter = RateMeter()
 
     def set_total(self, size_bytes: int) -> None:
@@ -75,13 +77,27 @@ class PartsProgress:
         self._first_seen[part] = size_bytes
         self.at(part, size_bytes)
 
+    def received_from(self, part: str, progress: Progress) -> None:
+        """Record the sources of the part."""
+        self._sources[part] = progress.sources or self._sources.get(part, {})
+        self._banned.update(dict.fromkeys(progress.banned))
+
     def at(self, part: str, size_bytes: int) -> None:
         """Record how many bytes of the part are done."""
         self._done[part] = size_bytes
         done = sum(self._done.values())
         moved = done - sum(self._first_seen.values())
         total = max(self._total, done) if self._total else 0
-        self._on_progress(Progress(self._phase, part, done, total, self._meter.rate(moved, self._monotonic())))
+        rate = self._meter.rate(moved, self._monotonic())
+        sources, banned = _sum_sources(self._sources.values()), tuple(self._banned)
+        self._on_progress(Progress(self._phase, part, done, total, rate, sources=sources, banned=banned))
+
+
+def _sum_sources(each_part: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for sources in each_part:
+        total.update(sources)
+    return dict(total)
 
 
 FETCH_SHARE = 0.65  # of the work on a file that is unpacked afterwards
@@ -162,16 +178,10 @@ class FilesProgress:
                 index + 1,
                 len(self._sizes),
                 share,
-                self._sum_sources(),
+                _sum_sources(self._sources),
                 tuple(self._banned),
             )
         )
-
-    def _sum_sources(self) -> dict[str, int]:
-        total: Counter[str] = Counter()
-        for each in self._sources:
-            total.update(each)
-        return dict(total)
 
     def _share(self, total: int) -> float:
         """The done part of all files, weighted by their sizes."""

@@ -179,6 +179,7 @@ class OperationNodeView(Message, frozen=True, gc=False):
     note: str = ""  # what to know of a success, such as that it could not be verified
     eta_s: float = 0.0  # until the transfer is complete at this rate; 0: unknown
     sources: dict[str, int] = msgspec.field(default_factory=dict)  # received bytes by source
+    bad_sources: tuple[str, ...] = ()  # sources that sent wrong bytes and are not used any more
 
 
 class OperationView(

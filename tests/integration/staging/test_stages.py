@@ -129,7 +129,7 @@ class StagingWorker:
         self.collected.append(request)
         return CollectedFiles(removed=(RemovedFiles("gone/abc", 2, 100, "no model needs these files"),))
 
-    async def report(self, order: StageModel, done: int, **sources: int) -> None:
+    async def report(self, order: StageModel, done: int, *, bad: tuple[str, ...] = (), **sources: int) -> None:
         event = InstallProgress(
             op_id=order.op_id,
             node_id=self.node_id,
@@ -142,6 +142,7 @@ class StagingWorker:
             total_bytes=1024,
             rate=64.0,
             sources=sources,
+            bad_sources=bad,
         )
         await self.bus.publish(STAGE_PROGRESS, event, node=self.node_id, op=order.op_id)
 
@@ -250,6 +251,22 @@ async def test_every_node_gets_an_order_and_a_row(site: Site) -> None:
         }, "placement knows where the files are"
     backend_rows = await site.fleet.first.backends.installed.matrix()
     assert not backend_rows.backends, "it is no work on a backend"
+
+
+async def test_a_node_that_sends_wrong_data_is_named_in_the_operation(site: Site) -> None:
+    attic = await site.worker("attic")
+    stages = await site.stages(site.fleet.first)
+    attic.hold, attic.errors = asyncio.Event(), [("the disk is full", False)]
+    operation = await stages.request("m", ALL)
+    await until(lambda: attic.orders)
+    await attic.report(attic.orders[0], 512, bad=("barn",), controller=512)
+    moving = await site.until(operation, lambda view: view.nodes[0].bad_sources)
+    assert moving.nodes[0].bad_sources == ("barn",)
+    attic.hold.set()
+    await until(lambda: len(attic.orders) > 1)
+    done = await site.fleet.until(operation, "done")
+    assert done.nodes[0].bad_sources == ("barn",), "the second attempt did not meet it again"
+    assert done.nodes[0].note == "512 B from controller; wrong data from barn"
 
 
 async def test_a_failure_is_tried_again_and_a_final_one_waits_for_a_retry(site: Site) -> None:

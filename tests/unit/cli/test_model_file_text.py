@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from corral.cli.models.files import collected_rows, file_row, node_row, part_of
 from corral.cli.operations.progress import node_bar
 from corral.cli.operations.text import eta, line, sources
+from corral.cli.operations.text import node_row as operation_node_row
 from corral.contract.admin import OperationNodeView
 from corral.contract.catalogue import CollectedOn, CollectedView, ModelFileView, NodeFilesView
 from corral.contract.messages.staging import RemovedFiles
@@ -32,6 +34,20 @@ def test_a_moving_transfer_shows_its_rate_its_sources_and_the_time_left() -> Non
     )
     bar = node_bar(MOVING, "attic")
     assert (bar.rate, bar.note) == ("64 B/s", "0:08 left, from barn 75%, controller 25%, w.gguf")
+
+
+def test_a_source_that_sent_wrong_data_is_named() -> None:
+    moving = msgspec.structs.replace(MOVING, bad_sources=("cellar", "loft"))
+    assert line(moving) == (
+        "attic: downloading 50% 512 B / 1.0 KiB 64 B/s 0:08 left from barn 75%, controller 25% "
+        "wrong data from cellar, loft (w.gguf)"
+    )
+    assert node_bar(moving, "attic").note.endswith("controller 25%, wrong data from cellar, loft, w.gguf")
+    assert operation_node_row(moving)[-1] == "w.gguf; wrong data from cellar, loft"
+    ended = OperationNodeView(
+        "n1", "attic", "success", 100.0, note="1.0 KiB from barn; wrong data from loft", bad_sources=("loft",)
+    )
+    assert operation_node_row(ended)[-1] == "1.0 KiB from barn; wrong data from loft"
 
 
 @pytest.mark.parametrize(

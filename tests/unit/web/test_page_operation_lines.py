@@ -79,6 +79,21 @@ def test_a_node_tells_phase_file_bytes_and_rate() -> None:
     assert node_line(on("barn", "success", version="1.1"), "delete", NOON).at == ""
 
 
+def test_a_node_tells_who_feeds_it_and_who_sent_wrong_data() -> None:
+    row = on(
+        "barn",
+        phase="downloading",
+        file_name="w.gguf",
+        sources={"controller": 25, "attic": 75, "none": 0},
+        bad_sources=("loft",),
+    )
+    line = node_line(row, "stage", NOON)
+    assert line.at == "downloading · w.gguf · from attic 75 %, controller 25 %, none 0 %"
+    assert line.note == "wrong data from loft"
+    ended = on("barn", "success", note="1 MiB from attic; wrong data from loft", bad_sources=("loft",))
+    assert node_line(ended, "stage", NOON).note == "1 MiB from attic; wrong data from loft"
+
+
 def test_why_it_fails_and_when_it_is_tried_again() -> None:
     line = node_line(on("barn", "error", error="503", next_retry_at="2026-11-15T12:00:30Z"), "install", NOON)
     assert (line.note, line.retry) == ("503", "in 30 s")

@@ -157,6 +157,7 @@ def report_into(tally: PartsProgress, part: str) -> OnProgress:
 
     def on_progress(progress: Progress) -> None:
         nonlocal is_started
+        tally.received_from(part, progress)
         (tally.at if is_started else tally.resume)(part, progress.current_bytes)
         is_started = True
 

@@ -118,7 +118,7 @@ def node_row(each: OperationNodeView, now: datetime | None = None) -> tuple[str,
         each.variant,
         each.version,
         amount(each),
-        note(each, now),
+        "; ".join(part for part in (note(each, now), bad_sources(each)) if part),
     )
 
 
@@ -158,11 +158,18 @@ def sources(each: OperationNodeView) -> str:
     return f"from {', '.join(shown)}" + (" and others" if len(ranked) > _MAX_SOURCES else "")
 
 
+def bad_sources(each: OperationNodeView) -> str:
+    """`wrong data from attic`: sources that sent wrong bytes. The note of a row that has ended names them itself."""
+    if not each.bad_sources or "wrong data from" in (each.error + each.note):
+        return ""
+    return f"wrong data from {', '.join(each.bad_sources)}"
+
+
 def moving_note(each: OperationNodeView, now: datetime | None = None) -> str:
     """The note, and while bytes arrive, the time that is left and their sources."""
     if not is_moving(each):
         return note(each, now)
-    return ", ".join(part for part in (eta(each), sources(each), note(each, now)) if part)
+    return ", ".join(part for part in (eta(each), sources(each), bad_sources(each), note(each, now)) if part)
 
 
 def is_moving(each: OperationNodeView) -> bool:
@@ -198,6 +205,7 @@ def line(each: OperationNodeView, now: datetime | None = None) -> str:
     words = [step(each)]
     if is_moving(each):
         words += [percent(each), amount(each), rate(each), eta(each), sources(each)]
+    words.append(bad_sources(each))
     if each.status == "success" and each.version:
         words.append(each.version)
     reason = note(each, now) if each.error != each.status else ""

@@ -112,6 +112,7 @@ class InstallProgress(Message, frozen=True):
     total_bytes: int = 0  # since protocol 1
     rate: float = 0.0  # since protocol 1: bytes per second
     sources: dict[str, int] = msgspec.field(default_factory=dict)  # received bytes by source
+    bad_sources: tuple[str, ...] = ()  # sources that sent wrong bytes and are not used any more
 
 
 class ListBackends(Message, frozen=True):

@@ -110,6 +110,7 @@ class ReplicaProgress(Message, frozen=True):
     total_bytes: int = 0
     rate: float = 0.0  # bytes per second
     sources: dict[str, int] = msgspec.field(default_factory=dict)  # received bytes by source
+    bad_sources: tuple[str, ...] = ()  # sources that sent wrong bytes and are not used any more
 
 
 class ReplicaProcess(Message, frozen=True):

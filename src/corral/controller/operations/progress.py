@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from corral.bus.api import Bus, Tokens
-from corral.contract.admin import OperationView
+from corral.contract.admin import OperationNodeView, OperationView
 from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress
 from corral.contract.messages.staging import STAGE_PROGRESS
 from corral.controller.backends.plan import Done, Drop, Step, Stop
@@ -236,7 +236,7 @@ class ProgressCollector:
         read = _read_event(event, self._clock)
         before = own.get(event.op_id)
         if before is None or (read.attempt, read.seq) > (before.attempt, before.seq):
-            own[event.op_id] = read
+            own[event.op_id] = read if before is None else _keep_sources(before, read)
             own.move_to_end(event.op_id)
             while len(own) > MAX_OPERATIONS_PER_NODE:
                 own.popitem(last=False)
@@ -271,19 +271,30 @@ class ProgressCollector:
         about_one = operation.scope_kind == "node" and len(rows) == 1
         name = rows[0].node_name if about_one else ""
         view = operation_view(operation, self.merge(operation.id, rows), scope_name=name)
-        if not any(self._sources(operation.id, row.node_id) for row in rows):
+        if not any(self._sources(operation.id, row.node_id) or self._bad(operation.id, row.node_id) for row in rows):
             return view
-        nodes = (replace(node, sources=dict(self._sources(operation.id, node.node_id))) for node in view.nodes)
-        return replace(view, nodes=tuple(nodes))
+        return replace(view, nodes=tuple(self._with_sources(operation.id, node) for node in view.nodes))
+
+    def _with_sources(self, operation_id: str, node: OperationNodeView) -> OperationNodeView:
+        sources = dict(self._sources(operation_id, node.node_id))
+        return replace(node, sources=sources, bad_sources=self._bad(operation_id, node.node_id))
 
     def sources_text(self, operation_id: str, node_id: str) -> str:
-        """How much came from which source, as far as the node reported it."""
-        return sources_text(self._sources(operation_id, node_id))
+        """How much came from which source, and which one sent wrong data, as far as the node reported it."""
+        return sources_text(self._sources(operation_id, node_id), self._bad(operation_id, node_id))
+
+    def bad_sources_text(self, operation_id: str, node_id: str) -> str:
+        return sources_text({}, self._bad(operation_id, node_id))
 
     def _sources(self, operation_id: str, node_id: str) -> Mapping[str, int]:
         own = self._events.get(node_id)
         event = own.get(operation_id) if own is not None else None
         return event.sources if event is not None else {}
+
+    def _bad(self, operation_id: str, node_id: str) -> tuple[str, ...]:
+        own = self._events.get(node_id)
+        event = own.get(operation_id) if own is not None else None
+        return event.bad_sources if event is not None else ()
 
     async def publish(self) -> None:
         """Publish the changed operations to the subscribers of the change feed, if there are any."""
@@ -325,7 +336,16 @@ def _read_event(event: InstallProgress, clock: Clock) -> ProgressEvent:
         total_bytes=_sane(event.total_bytes) or parse_size(event.total),
         rate=max(0.0, event.rate),
         sources=read_sources(event.sources),
+        bad_sources=tuple(name[:MAX_SOURCE_NAME] for name in event.bad_sources[:MAX_SOURCES] if name),
     )
+
+
+def _keep_sources(before: ProgressEvent, now: ProgressEvent) -> ProgressEvent:
+    """Bad sources stay, for another attempt or a restarted worker does not name them again; steps after the download
+    have no sources."""
+    bad = tuple(dict.fromkeys((*before.bad_sources, *now.bad_sources)))[:MAX_SOURCES]
+    same = now.attempt == before.attempt
+    return replace(now, bad_sources=bad, sources=now.sources or (before.sources if same else {}))
 
 
 def read_sources(sources: Mapping[str, int]) -> dict[str, int]:

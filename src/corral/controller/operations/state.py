@@ -43,6 +43,7 @@ class ProgressEvent(Struct, frozen=True):
     total_bytes: int
     rate: float
     sources: Mapping[str, int] = {}  # received bytes by source
+    bad_sources: tuple[str, ...] = ()
 
 
 class OperationState(StrEnum):

@@ -130,10 +130,12 @@ def eta_s(current_bytes: int, total_bytes: int, rate: float) -> float:
     return round((total_bytes - current_bytes) / rate, 1) if rate >= 1 and total_bytes > current_bytes else 0.0
 
 
-def sources_text(sources: Mapping[str, int]) -> str:
-    """`3.1 GiB from attic, 200.0 MiB from controller`, the largest first."""
+def sources_text(sources: Mapping[str, int], bad_sources: Sequence[str] = ()) -> str:
+    """`3.1 GiB from attic, 200.0 MiB from controller; wrong data from barn`, the largest first."""
     ranked = sorted(sources.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{human_size(size)} from {name}" for name, size in ranked if size)
+    received = ", ".join(f"{human_size(size)} from {name}" for name, size in ranked if size)
+    wrong = f"wrong data from {', '.join(bad_sources)}" if bad_sources else ""
+    return "; ".join(words for words in (received, wrong) if words)
 
 
 def message_of(operation: Operation, rows: Sequence[OperationNode], summary: Summary) -> str:

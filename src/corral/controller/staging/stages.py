@@ -292,8 +292,10 @@ class Stages:
         row = begun_row
         result = await self._outcome(operation, row, files)
         if not result.success:
-            error = Invalid(result.error) if result.final else Failed(result.error or "the node gave no reason")
-            raise error
+            why = result.error or "the node gave no reason"
+            if bad := self._progress.bad_sources_text(operation.id, row.node_id):
+                why = f"{why}; {bad}"
+            raise Invalid(why) if result.final else Failed(why)
         digests = [(row.node_id, file.digest) for file in files if file.digest]
         with contextlib.suppress(Conflict):  # the node was deleted
             async with self._store.write() as tx:

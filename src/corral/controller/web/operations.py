@@ -12,6 +12,8 @@ from corral.controller.web.words import ago, counted, parse_moment, size, took, 
 
 NODES_SHOWN = 200  # drawn by the server; the script draws all
 _WORK_SHOWN = 3
+_SOURCES_SHOWN = 3
+_WRONG_DATA = "wrong data from "
 _BUSY = "The node did not answer in time and most likely still works on it. Its next report decides."
 _STATES = {"under_way": "under way", "waiting": "waiting", "failing": "failing"}
 _OUTCOMES = {"completed": "done", "cancelled": "cancelled", "failed": "failed"}
@@ -145,7 +147,7 @@ def blank_node_line() -> NodeLine:
 def node_line(node: OperationNodeView, kind: str, now: datetime) -> NodeLine:
     ended = node.status in _ENDED
     phase = node.phase if node.status in ("downloading", "running_on_worker") else ""
-    doing = [phase, node.file_name] if phase else []
+    doing = [phase, node.file_name, _sources(node)] if phase else []
     return NodeLine(
         id=node.node_id,
         name=node.node_name,
@@ -156,12 +158,27 @@ def node_line(node: OperationNodeView, kind: str, now: datetime) -> NodeLine:
         percent=int(node.percentage),
         moving=not ended,
         amount="" if ended else _amount(node),
-        note=node.error or node.note,
+        note=_note(node),
         retry_at=node.next_retry_at,
         retry=until(parse_moment(node.next_retry_at), now),
         may_retry=node.status == "error",
         may_cancel=not ended,
     )
+
+
+def _sources(node: OperationNodeView) -> str:
+    """`from barn 75 %, controller 25 %`, the largest first."""
+    total = sum(node.sources.values())
+    ranked = sorted(node.sources.items(), key=lambda item: (-item[1], item[0]))[:_SOURCES_SHOWN]
+    shares = ", ".join(f"{name} {100 * received // total} %" for name, received in ranked if total)
+    return f"from {shares}" if shares else ""
+
+
+def _note(node: OperationNodeView) -> str:
+    note = node.error or node.note
+    if not node.bad_sources or _WRONG_DATA in note:
+        return note
+    return "; ".join(part for part in (note, _WRONG_DATA + ", ".join(node.bad_sources)) if part)
 
 
 def counts_of(counts: Mapping[str, int]) -> str:

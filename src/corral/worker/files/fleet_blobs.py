@@ -168,6 +168,7 @@ class FleetBlobs:
             limits=self._limits,
             space=self._space,
             seed=random.randrange(1 << 30),
+            monotonic=self._clock.monotonic,
             on_received=self._on_received,
             on_banned=lambda source: banned.append(source) if source not in banned else None,
         )

@@ -214,4 +214,5 @@ class ProgressPublisher:
             total_bytes=progress.total_bytes,
             rate=round(progress.rate, 1),
             sources=dict(progress.sources),
+            bad_sources=progress.banned,
         )

@@ -5,7 +5,8 @@ import { allow, call, openMenu, say, sure } from "./acts.js";
 import { $, make, partsOf, setText, setWords } from "./dom.js";
 import { on } from "./live.js";
 import {
-  STATUSES, amountOf, countsOf, doingOf, handleOf, hasEnded, pillOf, stateOf, titleOf, totalOf, whatOf, whereOf, wordsOf,
+  STATUSES, amountOf, countsOf, doingOf, handleOf, hasEnded, noteOf, pillOf, stateOf, titleOf, totalOf, whatOf, whereOf,
+  wordsOf,
 } from "./opwords.js";
 import { start } from "./page.js";
 import { onDrawn, refreshSoon } from "./parts.js";
@@ -168,11 +169,12 @@ function drawNode(entry, node) {
   setText(parts.amount, amountOf(node));
   setText(parts.at, at);
   parts.at.title = at;
-  setText(parts.note, node.error || node.note || "");
+  const note = noteOf(node);
+  setText(parts.note, note);
   parts.next.hidden = !node.next_retry_at;
   parts["retry-at"].setAttribute("datetime", node.next_retry_at ?? "");
   setText(parts["retry-at"], until(node.next_retry_at));
-  parts.why.hidden = !node.error && !node.note && !node.next_retry_at;
+  parts.why.hidden = !note && !node.next_retry_at;
   if (parts.retry) {
     parts.retry.hidden = node.status !== "error";
     parts.cancel.hidden = ended;

@@ -16,6 +16,8 @@ export const STATUSES = {
   cancelled: "cancelled",
 };
 const ENDED = new Set(["success", "skipped", "superseded", "withdrawn", "cancelled"]);
+const SOURCES_SHOWN = 3;
+const WRONG_DATA = "wrong data from ";
 const BUSY = "The node did not answer in time and most likely still works on it. Its next report decides.";
 
 export const hasEnded = (node) => ENDED.has(node.status);
@@ -45,8 +47,23 @@ export const titleOf = (node) => (node.status === "running_on_worker" ? BUSY : "
 
 export function doingOf(node, kind) {
   const phase = ["downloading", "running_on_worker"].includes(node.status) ? node.phase : "";
-  if (phase) return [phase, node.file_name].filter(Boolean).join(" · ");
+  if (phase) return [phase, node.file_name, sourcesOf(node)].filter(Boolean).join(" · ");
   return node.status === "success" && kind !== "delete" ? node.version ?? "" : "";
+}
+
+function sourcesOf({ sources = {} }) {
+  const total = Object.values(sources).reduce((sum, received) => sum + received, 0);
+  if (!total) return "";
+  const ranked = Object.entries(sources).sort(([a, most], [b, least]) => least - most || (a < b ? -1 : 1));
+  const shares = ranked.slice(0, SOURCES_SHOWN).map(([name, received]) => `${name} ${Math.floor((100 * received) / total)} %`);
+  return `from ${shares.join(", ")}`;
+}
+
+/** The reason or the result, and which sources sent wrong data. */
+export function noteOf({ error, note, bad_sources: bad = [] }) {
+  const words = error || note || "";
+  if (!bad.length || words.includes(WRONG_DATA)) return words;
+  return [words, WRONG_DATA + bad.join(", ")].filter(Boolean).join("; ");
 }
 
 export function amountOf(node) {

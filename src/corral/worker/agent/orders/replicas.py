@@ -116,6 +116,7 @@ class ReplicaOrders:
                 total_bytes=event.total_bytes,
                 rate=event.rate,
                 sources=event.sources,
+                bad_sources=event.bad_sources,
             )
             await self._publisher.publish(START_REPLICA_PROGRESS, progress_event, op=order.op_id)
 
