@@ -32,6 +32,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         how_many = metafunc.config.getoption("--seeds", default=SEEDS)
         seeds = range(first, first + how_many) if chosen is None else [chosen]
         metafunc.parametrize("seed", [seed for seed in seeds if seed % 2 == metafunc.module.EVERY_OTHER])
+    if "transfer_seed" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--seed", default=None)
+        first = metafunc.config.getoption("--first-seed", default=0)
+        how_many = metafunc.config.getoption("--seeds", default=SEEDS) // 4  # each has its own five machines
+        metafunc.parametrize("transfer_seed", range(first, first + how_many) if chosen is None else [chosen])
 
 
 @pytest.fixture

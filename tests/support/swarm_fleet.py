@@ -131,15 +131,22 @@ class Swarm:
     spoilers: dict[str, SpoilingRoutes] = field(default_factory=dict)
 
     async def join(
-        self, name: str, *, max_upload: float = 0, max_download: float = 0, limits: PlanLimits | None = None
+        self,
+        name: str,
+        *,
+        max_upload: float = 0,
+        max_download: float = 0,
+        limits: PlanLimits | None = None,
+        upload: RateLimit | None = None,
     ) -> SwarmNode:
+        """`upload`: a link that several nodes share."""
         node_id, folder = f"id-{name}", self.folder / name
         folder.mkdir()
         self.members.credentials[node_id] = f"credential of {name}"
         verifier = TokenVerifier(lambda: CLOCK.now().timestamp())
         verifier.trust(self.tokens.public_key, node_id)
         served, revoked, sent = ServedBlobs(), RevokedNodes(), list[int]()
-        blobs = BlobRoutes(served, verifier, revoked, RateLimit(max_upload, CLOCK), sent.append)
+        blobs = BlobRoutes(served, verifier, revoked, upload or RateLimit(max_upload, CLOCK), sent.append)
         files = LocalFiles(folder / "requests")
         routes = IngressRoutes(
             WorkerStatus("boot", name), verifier, WorkerMetrics(), lambda _id: None, LogBook(), files, blobs

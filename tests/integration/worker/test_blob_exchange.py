@@ -12,7 +12,9 @@ import aiohttp
 import pytest
 
 from corral.blobs.swarm.planner import PlanLimits
+from corral.blobs.swarm.rate_limit import RateLimit
 from corral.contract.access import Scope
+from corral.kit.clock import SystemClock
 from tests.support.swarm_fleet import Swarm, SwarmNode, make_test_ca, open_swarm
 from tests.support.waiting import until
 
@@ -115,6 +117,20 @@ async def test_a_peer_that_dies_or_stalls_costs_time_only(swarm: Swarm) -> None:
         await asker.obtain(file)
     assert is_right(asker)
     assert asker.received["controller"] == len(CONTENT)
+
+
+async def test_peers_behind_one_slow_link_leave_the_work_to_the_controller(swarm: Swarm) -> None:
+    file = swarm.source.add("w", CONTENT)
+    link = RateLimit(MIB, SystemClock())  # of the site where both of them are
+    peers = [await swarm.join(name, upload=link) for name in ("a", "b")]
+    asker = await swarm.join("asker", limits=QUICK)
+    for peer in peers:
+        await peer.obtain(file)
+    await until(lambda: len(swarm.peers._tracker._blobs[DIGEST].holdings) == 2, "both have announced the blob")
+    async with asyncio.timeout(len(CONTENT) / MIB / 2):  # over the link alone it takes twice as long
+        await asker.obtain(file)
+    assert is_right(asker)
+    assert asker.received["controller"] > asker.received["peer"]
 
 
 async def test_without_the_controllers_answer_its_listener_is_enough(swarm: Swarm) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +36,17 @@ def test_set_operations() -> None:
 def test_bitmaps_that_fit_no_blob_are_refused(text: str) -> None:
     with pytest.raises(Invalid):
         decode_chunks(text, 10)
+
+
+@given(
+    st.one_of(st.text(max_size=60), st.binary(max_size=40).map(lambda raw: base64.b64encode(raw).decode())),
+    st.integers(-1, 300),
+)
+def test_what_another_worker_sends_is_a_set_of_this_blob_or_refused(text: str, count: int) -> None:
+    with contextlib.suppress(Invalid):
+        found = decode_chunks(text, count)
+        assert found.count == count
+        assert all(0 <= index < count for index in found)
 
 
 def test_counts_and_indexes_out_of_range_are_refused() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from corral.blobs.transfer.range_responses import (
     AlreadyComplete,
     Append,
+    RangeResponse,
     ServerBusy,
     ServerRefused,
     StartOver,
@@ -59,3 +62,27 @@ def test_refusals_have_a_kind(status: int, headers: dict[str, str], have: int, e
     answer = interpret_response(status, headers, have_bytes=have, what="x")
     assert isinstance(answer, ServerRefused)
     assert type(answer.error) is error
+
+
+NUMBERS = st.one_of(st.integers(0, 10**20).map(str), st.sampled_from(["*", "", "-1", "9" * 5000, "٣"]))
+HEADERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "content-range": st.one_of(
+            st.builds("bytes {}-{}/{}".format, NUMBERS, NUMBERS, NUMBERS),
+            st.builds("bytes */{}".format, NUMBERS),
+            st.text(max_size=30),
+        ),
+        "content-length": NUMBERS,
+        "retry-after": NUMBERS,
+    },
+)
+
+
+@given(st.integers(100, 599), HEADERS, st.integers(0, 10**6))
+def test_no_answer_of_a_server_breaks_the_reader(status: int, headers: dict[str, str], have: int) -> None:
+    """A peer may send anything: what is not understood is a refusal of that peer, never an error of the download."""
+    answer = interpret_response(status, headers, have_bytes=have, what="x")
+    assert isinstance(answer, RangeResponse)
+    if isinstance(answer, Append | WholeBody):
+        assert answer.total >= 0

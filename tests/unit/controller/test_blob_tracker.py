@@ -102,11 +102,14 @@ def test_peers_are_those_that_have_something(fleet: Fleet) -> None:
     assert {peer.node_id for peer in fleet.want("y", 4).peers} == {"a", "b", "x"}
 
 
-def test_two_complete_copies_make_the_controller_needless(fleet: Fleet) -> None:
+def test_with_two_complete_copies_the_controller_sends_one_chunk_at_a_time(fleet: Fleet) -> None:
     fleet.tell("a", {D: "all"})
-    assert fleet.want("x", 4).assigned
+    assert len(fleet.want("x", 4).assigned) == 2
     fleet.tell("b", {D: "all"})
-    assert fleet.want("y", 4).assigned == ()
+    (first,) = fleet.want("y", 4).assigned
+    assert fleet.want("y", 4).assigned == (first,)
+    (second,) = fleet.want("y", 4, first).assigned
+    assert second != first
 
 
 def test_the_answer_is_a_bounded_sample(fleet: Fleet) -> None:

@@ -15,8 +15,9 @@ from corral.kit.errors import CorralError, Denied, Failed, NotFound
 MAX_WAIT_S = 60.0  # upper bound for Retry-After
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 
-_CONTENT_RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\Z")
-_UNSATISFIED = re.compile(r"bytes\s+\*/(\d+)\Z")
+# Python refuses to read a number of thousands of digits, and a server may send one.
+_CONTENT_RANGE = re.compile(r"bytes\s+(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)\Z")
+_UNSATISFIED = re.compile(r"bytes\s+\*/(\d{1,18})\Z")
 
 
 @dataclass(frozen=True, slots=True)

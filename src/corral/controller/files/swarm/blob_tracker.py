@@ -4,7 +4,8 @@ the time, and randomness is seeded.
 Everything here is a hint in memory: after a restart it is empty, and fills again with the next announcements. While
 several workers want a blob, each chunk is assigned to one of them, so that the controller sends it about once and the
 workers exchange the rest. The number of chunks assigned at a time follows the rate at which they arrive. When every
-chunk has left the controller, it helps with the rarest ones, within `EXTRA_SHARE` of the blob.
+chunk has left the controller, it helps with the rarest ones, within `EXTRA_SHARE` of the blob. A worker that finds
+complete copies elsewhere still gets one chunk at a time: they may all be behind one slow link.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WANTER_S = 15.0  # the same for its wishes and assignments
 MIN_ASSIGNED = 8  # chunks of one blob that are assigned at a time, over all workers
 MIN_ASSIGNED_EACH = 2
 ALONE_AFTER_S = 0.5  # a worker counts as the only one when no other came within this time
-ENOUGH_HOLDERS = 2  # complete copies that make the controller needless
+ENOUGH_HOLDERS = 2  # complete copies: the controller sends each worker one chunk at a time
 EXTRA_SHARE = 0.3
 MIN_INTERVAL_S = 0.5
 ANNOUNCEMENTS_PER_S = 40.0  # of all workers together, while they want blobs
@@ -157,9 +158,11 @@ class BlobTracker:
         leased = [chunk for chunk, holder in blob.leases.items() if holder == node_id]
         recent = [holder for at_s, holder in blob.arrivals if at_s > now_s - 1.0]
         total = max(MIN_ASSIGNED, 2 * len(recent))
-        each = max(MIN_ASSIGNED_EACH, 2 * recent.count(node_id))
+        is_covered = sum(chunks.is_complete for chunks in others.values()) >= ENOUGH_HOLDERS
+        each = 1 if is_covered else max(MIN_ASSIGNED_EACH, 2 * recent.count(node_id))
         missing = ChunkSet.complete(count).minus(own)
-        candidates = [chunk for chunk in self._candidates(blob, missing, others) if chunk not in blob.leases]
+        found = missing if is_covered else self._candidates(blob, missing, others)
+        candidates = [chunk for chunk in found if chunk not in blob.leases]
         self._random.shuffle(candidates)
         while candidates and len(leased) < each and len(blob.leases) < total:
             chunk = candidates.pop()
@@ -170,8 +173,6 @@ class BlobTracker:
 
     def _candidates(self, blob: TrackedBlob, missing: ChunkSet, others: Mapping[str, ChunkSet]) -> list[int]:
         """Missing chunks that no other worker has; when there are none, those that only one other has."""
-        if sum(chunks.is_complete for chunks in others.values()) >= ENOUGH_HOLDERS:
-            return []
         once, twice = ChunkSet(missing.count), ChunkSet(missing.count)
         for chunks in others.values():
             twice = twice.union(ChunkSet(missing.count, once.bits & chunks.bits))
