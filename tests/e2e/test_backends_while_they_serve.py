@@ -149,7 +149,9 @@ def test_an_upgrade_and_the_way_back_fail_nobody(fleet: Fleet, table: ProcessTab
         hear(callers, "one")
     assert [caller.failures for caller in callers] == [[]] * len(nodes)
     assert versions(fleet) == old
-    assert all(ask_ingress(fleet, node, "GET", f"/replicas/first-{node}/health").status == 410 for node in nodes)
+    # Those who know the old ids only are relayed to the processes of today.
+    assert [answers(fleet, node, f"first-{node}") for node in nodes] == ["one"] * len(nodes)
+    assert not any(f"first-{node}" in table.ready(fleet.nodes()[node]["id"]) for node in nodes)
     stop(fleet, table, *nodes)
 
 

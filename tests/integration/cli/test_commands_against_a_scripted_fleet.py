@@ -140,7 +140,8 @@ def test_replace(corral: Corral) -> None:
 def test_token_create_prints_the_join_line_and_nothing_else_on_stdout(corral: Corral) -> None:
     ran = corral("token", "create", "--uses", "unlimited", "--expires", "never", "--pre-approved", "--name", "rack")
     assert ran.out == f"corral join {corral.fleet.url} --token cj_x\n"
-    assert corral.fleet.calls[-1][2] == {"name": "rack", "uses": None, "ttl_s": None, "pre_approved": True}
+    asked = {"name": "rack", "uses": None, "ttl_s": None, "pre_approved": True, "url": corral.fleet.url}
+    assert corral.fleet.calls[-1][2] == asked
     assert corral("token", "create", "--json").json()["secret"] == "cj_x"
     for wrong in (["--uses", "0"], ["--uses", "many"], ["--expires", "soon"], ["--expires", "0"]):
         ran = corral("token", "create", *wrong)

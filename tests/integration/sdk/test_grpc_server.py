@@ -56,13 +56,13 @@ async def test_every_rpc_it_has(run: Run) -> None:
         status = await backend.Status(pb.HealthMessage(), metadata=AUTHORIZED)
         assert status.state == pb.StatusResponse.READY
         assert status.memory.total > 1_000_000
+        with pytest.raises(grpc.aio.AioRpcError) as missing:
+            await backend.TokenClassify(pb.TokenClassifyRequest(), metadata=AUTHORIZED)
+        assert missing.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert (await backend.Free(pb.HealthMessage(), metadata=AUTHORIZED)).success
         with pytest.raises(grpc.aio.AioRpcError) as gone:
             await backend.Predict(HELLO, metadata=AUTHORIZED)
         assert (gone.value.code(), gone.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "model not loaded")
-        with pytest.raises(grpc.aio.AioRpcError) as missing:
-            await backend.GenerateImage(pb.GenerateImageRequest(), metadata=AUTHORIZED)
-        assert missing.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,7 @@ async def test_files_are_fetched_before_the_process_starts(nats_server: NatsServ
             "current_bytes": 3_000_000,
             "total_bytes": 3_000_000,
             "rate": 0,
+            "sources": {"controller": 3_000_000},
         }
         assert (await stop(fleet, "p2"))["success"]
         assert (await fleet.ask("model.delete", {"model_name": "m"}))["success"]
