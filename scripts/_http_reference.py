@@ -48,6 +48,7 @@ SERVICES = (
     "fits",
     "planner",
     "uploads",
+    "bundles",
     "packages",
     "stages",
     "locations",

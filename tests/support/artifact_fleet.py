@@ -31,6 +31,7 @@ from corral.controller.artifacts.cache import ArtifactCache, CacheLimits
 from corral.controller.artifacts.fetches import ArtifactFetches, ArtifactPace
 from corral.controller.artifacts.listings import Listings, Origins
 from corral.controller.artifacts.service import Artifacts
+from corral.controller.bundles.library import Bundles
 from corral.controller.wiring.artifacts import ArtifactParts
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unreachable
@@ -57,6 +58,7 @@ class ArtifactSite:
     logins: FixedLogins | None
     pace: ArtifactPace
     limits: CacheLimits
+    bundles: Bundles | None = None
     port: int = field(default_factory=free_port)
     parts: ArtifactParts | None = None
     heard: list[tuple[str, ArtifactRequest]] = field(default_factory=list)  # what workers asked
@@ -67,11 +69,13 @@ class ArtifactSite:
         clock = SystemClock()
         session = await self._stack.enter_async_context(open_session(HttpTimeouts(connect_s=20.0, stall_s=20.0)))
         registry = RegistryClient(session, credentials=self.logins, settings=RegistrySettings(first_wait_s=0.01))
-        blobs = BlobStore(self.folder / "artifacts", Fetcher(LIMITS, space=ROOM))
+        base = self.bundles.blobs if self.bundles is not None else None
+        blobs = BlobStore(self.folder / "artifacts", Fetcher(LIMITS, space=ROOM), base=base)
         origins = Origins(session, registry, lambda _url: {})
         cache = ArtifactCache(blobs, clock, self.limits, disk=ROOM)
         listings = Listings(self.folder / "artifacts" / "listings", blobs, origins)
-        fetches = ArtifactFetches(blobs, listings, origins, cache, clock, self.pace)
+        find_bundled = self.bundles.find_listing if self.bundles is not None else lambda _source, _platform: None
+        fetches = ArtifactFetches(blobs, listings, origins, cache, clock, self.pace, find_bundled=find_bundled)
         cache.wanted = fetches.wanted_digests
         url = f"http://127.0.0.1:{self.port}"
         artifacts = Artifacts(self.store, blobs, fetches, lambda _node: ((url,), TOKEN))
@@ -153,10 +157,11 @@ async def open_site(
     logins: FixedLogins | None = None,
     pace: ArtifactPace | None = None,
     limits: CacheLimits | None = None,
+    bundles: Bundles | None = None,
 ) -> AsyncIterator[ArtifactSite]:
     pace = pace or ArtifactPace(retry_after_s=0.2, check_every_s=0.05)
     async with open_store(f"sqlite:///{folder}/corral.db") as store:
-        site = ArtifactSite(folder, store, logins, pace, limits or CacheLimits())
+        site = ArtifactSite(folder, store, logins, pace, limits or CacheLimits(), bundles)
         await site.open()
         try:
             yield site

@@ -105,10 +105,14 @@ class IncomingBlob:
 
 
 class BlobStore:
-    def __init__(self, folder: Path, fetcher: Fetcher | None = None, *, open_to_all: bool = False) -> None:
+    def __init__(
+        self, folder: Path, fetcher: Fetcher | None = None, *, open_to_all: bool = False, base: BlobStore | None = None
+    ) -> None:
         """`open_to_all`: other users of this machine may read finished blobs (a backend that runs as another user), and
-        no user should write them."""
+        no user should write them. `base`: a store whose finished blobs count as stored here; they are linked when they
+        are needed."""
         self.folder = folder
+        self._base = base
         self._mode = 0o444 if open_to_all else 0o600
         self._finished = folder / "sha256"
         self._incoming = folder / "incoming"
@@ -131,7 +135,7 @@ class BlobStore:
         try:
             return Blob(digest, path.stat().st_size, path)
         except FileNotFoundError:
-            return None
+            return self._link_from_base(digest, path)
 
     def find_incoming(self, digest: str) -> IncomingBlob | None:
         """The blob while it is being fetched. May be called in any thread."""
@@ -210,8 +214,7 @@ class BlobStore:
                 try:
                     made = encode(list_chunks(blob.path, digest))
                 except WrongDigest as error:
-                    log.error("stored blob is damaged and was removed", digest=digest)
-                    blob.path.unlink(missing_ok=True)
+                    self._remove_damaged(digest)
                     raise Unavailable(f"the blob {digest} was damaged and is being fetched again") from error
                 write_atomically(path, made, mode=0o600)
                 return made
@@ -340,8 +343,7 @@ class BlobStore:
         path = self.get(digest).path
         if await run_uncancelled(hash_file, path) == digest:
             return True
-        log.error("stored blob is damaged and was removed", digest=digest)
-        path.unlink(missing_ok=True)
+        self._remove_damaged(digest)
         return False
 
     async def _fetch(self, remote: Remote, wanted: ExpectedBlob, partial: Path, at: OnBytes) -> Blob:
@@ -371,6 +373,23 @@ class BlobStore:
         if wanted.digest not in ("", digest):
             raise WrongDigest(f"{name} is {digest}, not {wanted.digest}")
         return self._finish(partial, digest, size)
+
+    def _link_from_base(self, digest: str, path: Path) -> Blob | None:
+        found = self._base.find(digest) if self._base is not None else None
+        if found is None:
+            return None
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(found.path, path)
+        except OSError:  # another file system, or one without links: it is read where it is
+            return found
+        return Blob(digest, found.size, path)
+
+    def _remove_damaged(self, digest: str) -> None:
+        log.error("stored blob is damaged and was removed", digest=digest)
+        self.path(digest).unlink(missing_ok=True)
+        if self._base is not None:
+            self._base.path(digest).unlink(missing_ok=True)
 
     def _adopt(self, digest: str, path: Path, size: int) -> Blob | None:
         target = self.path(digest)

@@ -14,6 +14,10 @@ COMMANDS = {
     "keys": ("corral.cli.fleet.keys:app", "Create, list and revoke API keys."),
     "backends": ("corral.cli.backends.commands:app", "Install, upgrade, verify and delete backends."),
     "models": ("corral.cli.models.commands:app", "Install, edit, scale and delete the models of the fleet."),
+    "bundle": (
+        "corral.cli.bundle.commands:app",
+        "Take backends and models to a fleet without internet access, in one file.",
+    ),
     "apply": ("corral.cli.fleet.fleet_file:apply_app", "Apply a file with labels, backends, models and schedules."),
     "export": ("corral.cli.fleet.fleet_file:export_app", "Print the fleet as a YAML file for `corral apply`."),
     "chat": ("corral.cli.models.chat:app", "Send a prompt to a model and print the answer."),

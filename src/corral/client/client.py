@@ -7,6 +7,7 @@ from collections.abc import Callable
 from corral.client.connection import ApiConnection
 from corral.client.endpoint import Endpoint
 from corral.client.resources.backends import BackendsApi
+from corral.client.resources.bundles import Bundles
 from corral.client.resources.fleet import FleetFiles, Keys, Requests, Tokens, WhyApi
 from corral.client.resources.loads import Loads
 from corral.client.resources.logs import Logs
@@ -52,6 +53,7 @@ class Client(ApiConnection):
         self.backends = BackendsApi(self)
         self.models = Models(self)
         self.uploads = Uploads(self)
+        self.bundles = Bundles(self)
         self.fleet = FleetFiles(self)
         self.loads = Loads(self)
         self.logs = Logs(self)

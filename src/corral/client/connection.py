@@ -183,6 +183,18 @@ class ApiConnection:
         except _BROKEN as error:
             raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
 
+    async def read_bytes(self, path: str) -> AsyncGenerator[bytes, None]:
+        """The answer to a GET in pieces, until it ends; the server must send something within `idle_s`."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=self._idle_s)
+        try:
+            async with self._open.get(self._url(path), timeout=timeout, allow_redirects=False) as answer:
+                if answer.status != 200:
+                    raise error_of(answer.status, await answer.read(), retry_after=answer.headers.get("Retry-After"))
+                async for chunk in answer.content.iter_any():
+                    yield chunk
+        except _BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
+
     async def status_of(self, path: str) -> tuple[int, bytes]:
         """A probe (`/readyz`): returns any status instead of raising."""
         status, body, _ = await self._get(path)

@@ -13,6 +13,7 @@ import uvloop
 from corral.controller.api.log_tunnel import LogTunnels
 from corral.controller.api.server import serve_app
 from corral.controller.backends.galleries import open_galleries
+from corral.controller.bundles.library import Bundles
 from corral.controller.files.fetches import Fetches
 from corral.controller.files.kept_models import KeptModelsPublisher
 from corral.controller.gateways.demand import Demand
@@ -25,7 +26,8 @@ from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.access import open_trust
 from corral.controller.wiring.app import build_app
 from corral.controller.wiring.backends import BackendPace, Backends, gallery_options, registry_settings
-from corral.controller.wiring.files import open_model_files
+from corral.controller.wiring.bundles import make_bundle_service
+from corral.controller.wiring.files import blobs_folder, open_model_files
 from corral.controller.wiring.localai import open_localai
 from corral.controller.wiring.models import open_models
 from corral.controller.wiring.nodes import assemble_nodes
@@ -57,16 +59,19 @@ async def serve(
         store, bus, clock, leadership = runtime.store, runtime.bus, runtime.clock, runtime.leadership
         trust = await open_trust(settings, runtime)
         registries = registry_settings(settings)
+        bundles = Bundles(blobs_folder(settings) / "bundles", clock)
         catalogue = await opened.enter_async_context(
-            open_galleries(gallery_options(settings), registries, clock=clock, env=os.environ)
+            open_galleries(gallery_options(settings), registries, clock=clock, env=os.environ, bundled=bundles)
         )
-        files = await opened.enter_async_context(open_model_files(settings, runtime, trust, registries, os.environ))
+        files = await opened.enter_async_context(
+            open_model_files(settings, runtime, trust, registries, os.environ, bundles)
+        )
         pace = BackendPace.of(settings)
         backends = Backends(
             store, bus, catalogue, leadership, runtime.changes, runtime.feed, clock, settings.backends, pace
         )
         models = await opened.enter_async_context(
-            open_models(settings, store, runtime.feed, catalogue, files.sizes, clock)
+            open_models(settings, store, runtime.feed, catalogue, files.sizes, clock, bundles)
         )
         demand = Demand(bus, clock)
         fetches = Fetches(
@@ -129,6 +134,7 @@ async def serve(
             files.packages,
             demand,
             files.peers,
+            make_bundle_service(settings, store, catalogue, files, fetches, bundles),
         )
         app = build_app(services, access_service=trust.access, ca_pem=trust.ca_pem)
         parts = (
@@ -152,6 +158,7 @@ async def serve(
             fetches,
             staging.stages,
             *files.parts,
+            bundles,
             KeptModelsPublisher(store, bus, leadership, clock),
         )
         async with asyncio.TaskGroup() as tasks:  # the first to fail takes the others down with it

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corral.cli.common.output import console, print_note
+from corral.cli.common.output import print_note
+from corral.cli.common.transfer_bar import OnBytes, transfer_bar
 from corral.contract.gguf import GgufHeader, read_header
 from corral.contract.installs import LocalFile, UploadView
 from corral.kit.backoff import Backoff
@@ -21,13 +19,13 @@ from corral.kit.threads import run_in_thread
 
 if TYPE_CHECKING:
     from corral.client import Client
+    from corral.client.resources.models import Uploads
     from corral.kit.threads import StopToken
 
 PIECE_BYTES = 8 << 20
 MAX_TRIES = 8  # without a new byte in between
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)\Z", re.IGNORECASE)
 _PASSING = (Unreachable, Unavailable, OutcomeUnknown, Conflict)
-OnBytes = Callable[[int], None]
 
 
 def is_local_path(text: str) -> bool:
@@ -67,7 +65,7 @@ async def describe_files(paths: list[Path]) -> list[LocalFile]:
     found = []
     for path in paths:
         size = path.stat().st_size
-        with _bar(f"hashing {path.name}", size) as on_bytes:
+        with transfer_bar(f"hashing {path.name}", size) as on_bytes:
             digest = await run_in_thread(partial(_hash, path, on_bytes))
         found.append(LocalFile(path.name, size, digest))
     return found
@@ -75,28 +73,33 @@ async def describe_files(paths: list[Path]) -> list[LocalFile]:
 
 async def upload_file(client: Client, path: Path, file: LocalFile) -> None:
     """Continues where an earlier run stopped. Raises what keeps the controller from taking it."""
-    with _bar(f"uploading {file.name}", file.size_bytes) as on_bytes:
-        at = await client.uploads.get(file.sha256)
-        if at.received_bytes and not at.complete:
-            print_note(f"Continuing at {at.received_bytes * 100 // file.size_bytes} %")
-        backoff = Backoff(0.2, 5.0)
-        while not at.complete:
-            on_bytes(at.received_bytes)
-            try:
-                piece = await asyncio.to_thread(_read_piece, path, at.received_bytes, file.size_bytes)
-                at = await client.uploads.append(file.sha256, at.received_bytes, file.size_bytes, piece)
-                backoff.reset()
-            except _PASSING as error:
-                if backoff.failures >= MAX_TRIES:
-                    raise _interrupted(error, path) from error
-                await asyncio.sleep(backoff.next_s())
-                at = await _position(client, file, at)
-        on_bytes(file.size_bytes)
+    with transfer_bar(f"uploading {file.name}", file.size_bytes) as on_bytes:
+        await send_file(client.uploads, path, file, on_bytes)
 
 
-async def _position(client: Client, file: LocalFile, before: UploadView) -> UploadView:
+async def send_file(uploads: Uploads, path: Path, file: LocalFile, on_bytes: OnBytes, *, start: int = 0) -> None:
+    """Send the file, which begins at `start` of `path`; continues where an earlier call stopped. Raises Failed."""
+    at = await uploads.get(file.sha256)
+    if at.received_bytes and not at.complete:
+        print_note(f"Continuing at {at.received_bytes * 100 // file.size_bytes} %")
+    backoff = Backoff(0.2, 5.0)
+    while not at.complete:
+        on_bytes(at.received_bytes)
+        try:
+            piece = await asyncio.to_thread(_read_piece, path, start + at.received_bytes, start + file.size_bytes)
+            at = await uploads.append(file.sha256, at.received_bytes, file.size_bytes, piece)
+            backoff.reset()
+        except _PASSING as error:
+            if backoff.failures >= MAX_TRIES:
+                raise _interrupted(error, path) from error
+            await asyncio.sleep(backoff.next_s())
+            at = await _position(uploads, file, at)
+    on_bytes(file.size_bytes)
+
+
+async def _position(uploads: Uploads, file: LocalFile, before: UploadView) -> UploadView:
     try:
-        return await client.uploads.get(file.sha256)
+        return await uploads.get(file.sha256)
     except _PASSING:
         return before
 
@@ -124,25 +127,10 @@ def _hash(path: Path, on_bytes: OnBytes, stop: StopToken) -> str:
     return whole.hexdigest()
 
 
-def _read_piece(path: Path, offset: int, size_bytes: int) -> bytes:
+def _read_piece(path: Path, offset: int, end: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
-        piece = file.read(min(PIECE_BYTES, size_bytes - offset))
+        piece = file.read(min(PIECE_BYTES, end - offset))
     if not piece:
         raise Invalid(f"{path} is shorter than it was: run the command again")
     return piece
-
-
-@contextmanager
-def _bar(name: str, total: int) -> Iterator[OnBytes]:
-    """A bar on a terminal, nothing elsewhere: files of a script's output are not for drawings."""
-    screen = console()
-    if not sys.stdout.isatty() or screen.is_dumb_terminal:
-        yield lambda _done: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=screen, transient=True) as progress:
-        task = progress.add_task(name, total=total)
-        yield lambda done: progress.update(task, completed=done)

@@ -97,16 +97,17 @@ PIECE_S = 300.0
 class Uploads:
     """Uploads of files in pieces, by their SHA-256."""
 
-    def __init__(self, api: ApiConnection) -> None:
+    def __init__(self, api: ApiConnection, path: str = "/api/uploads") -> None:
         self._api = api
+        self._path = path
 
     async def get(self, sha256: str) -> UploadView:
-        return await self._api.call("GET", f"/api/uploads/{segment(sha256)}", UploadView)
+        return await self._api.call("GET", f"{self._path}/{segment(sha256)}", UploadView)
 
     async def append(self, sha256: str, offset: int, size_bytes: int, data: bytes) -> UploadView:
         """Raises Conflict if the upload stands at another position."""
-        path = f"/api/uploads/{segment(sha256)}?offset={offset}&size={size_bytes}"
+        path = f"{self._path}/{segment(sha256)}?offset={offset}&size={size_bytes}"
         return await self._api.put_bytes(path, UploadView, data, timeout_s=PIECE_S)
 
     async def cancel(self, sha256: str) -> None:
-        await self._api.call_raw("DELETE", f"/api/uploads/{segment(sha256)}")
+        await self._api.call_raw("DELETE", f"{self._path}/{segment(sha256)}")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Annotated, Any
 
 from litestar import Controller, Request, Response, get
@@ -14,11 +11,11 @@ from litestar.response import Stream
 from corral.contract.admin import InstallWheel, InstallWheels
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.api.auth import bearer_of
+from corral.controller.api.file_bodies import read_blocks
 from corral.controller.distribution.packages import CorralPackages
 from corral.kit.errors import Unauthenticated
 
 AnyRequest = Request[Any, Any, Any]
-BLOCK_BYTES = 256 * 1024
 Platform = Annotated[str, Parameter(max_length=32, description="Operating system and processor: linux/amd64")]
 Python = Annotated[str, Parameter(max_length=8, description="Version of Python: 3.12")]
 Sha256 = Annotated[str, Parameter(pattern="^[0-9a-f]{64}$", description="Of the wheel, in hexadecimal digits")]
@@ -55,16 +52,7 @@ class WheelRoutes(Controller):
         if isinstance(found, bytes):
             return Response(found, media_type="application/octet-stream")
         size = str(found.stat().st_size)
-        return Stream(_blocks(found), media_type="application/octet-stream", headers={"Content-Length": size})
-
-
-async def _blocks(path: Path) -> AsyncIterator[bytes]:
-    file = await asyncio.to_thread(path.open, "rb")
-    try:
-        while block := await asyncio.to_thread(file.read, BLOCK_BYTES):
-            yield block
-    finally:
-        file.close()
+        return Stream(read_blocks(found), media_type="application/octet-stream", headers={"Content-Length": size})
 
 
 def _secret(request: AnyRequest) -> str:

@@ -4,17 +4,15 @@ by its hash."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated, Any
+from typing import Any
 
 from litestar import Controller, Request, delete, get, post, put
-from litestar.params import Parameter
 
-from corral.blobs.upload import Uploads, UploadStatus
+from corral.blobs.upload import Uploads
 from corral.contract.installs import InstallPlan, PlanModel, UploadView
 from corral.controller.api.auth import admins
+from corral.controller.api.file_bodies import MAX_PIECE_BYTES, Offset, Sha256, Size, read_piece, upload_view
 from corral.controller.install.planner import InstallPlanner
-from corral.kit.errors import Invalid, Unavailable
 
 
 class InstallRoutes(Controller):
@@ -29,11 +27,6 @@ class InstallRoutes(Controller):
 
 
 AnyRequest = Request[Any, Any, Any]
-MAX_PIECE_BYTES = 32 << 20  # of one call: it is kept in memory until it is whole
-PIECE_TIMEOUT_S = 300.0
-Offset = Annotated[int, Parameter(ge=0, description="Position of the first of these bytes in the file")]
-Size = Annotated[int, Parameter(ge=1, description="Size of the whole file in bytes")]
-Sha256 = Annotated[str, Parameter(pattern="^[0-9a-f]{64}$", description="Of the whole file, in hexadecimal digits")]
 
 
 class UploadRoutes(Controller):
@@ -43,7 +36,7 @@ class UploadRoutes(Controller):
 
     @get("/{sha256:str}", summary="Get how much of a file is here")
     async def show(self, uploads: Uploads, sha256: Sha256) -> UploadView:
-        return _view(await uploads.status(f"sha256:{sha256}"))
+        return upload_view(await uploads.status(f"sha256:{sha256}"))
 
     @put(
         "/{sha256:str}",
@@ -53,24 +46,9 @@ class UploadRoutes(Controller):
     async def append(
         self, request: AnyRequest, uploads: Uploads, sha256: Sha256, offset: Offset, size: Size
     ) -> UploadView:
-        try:
-            async with asyncio.timeout(PIECE_TIMEOUT_S), uploads.slots:
-                data = await request.body()
-        except TimeoutError as error:
-            raise Unavailable("too many uploads at once, or this one is too slow: send smaller pieces") from error
-        if not data:
-            raise Invalid("the piece is empty")
-        return _view(await uploads.append(f"sha256:{sha256}", offset, size, data), size)
+        data = await read_piece(request, uploads)
+        return upload_view(await uploads.append(f"sha256:{sha256}", offset, size, data), size)
 
     @delete("/{sha256:str}", status_code=204, summary="Cancel an upload; a complete file stays")
     async def cancel(self, uploads: Uploads, sha256: Sha256) -> None:
         await uploads.cancel(f"sha256:{sha256}")
-
-
-def _view(status: UploadStatus, size: int = 0) -> UploadView:
-    return UploadView(
-        sha256=status.digest.removeprefix("sha256:"),
-        received_bytes=status.received_bytes,
-        size_bytes=size or (status.received_bytes if status.complete else 0),
-        complete=status.complete,
-    )

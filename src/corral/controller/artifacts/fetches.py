@@ -73,7 +73,11 @@ class ArtifactFetches:
         cache: ArtifactCache,
         clock: Clock,
         pace: ArtifactPace | None = None,
+        *,
+        find_bundled: Callable[[Source, str], ArtifactListing | None] = lambda _source, _platform: None,
     ) -> None:
+        """`find_bundled`: the listing of a source that a loaded bundle has, by source and platform."""
+        self._find_bundled = find_bundled
         self._blobs = blobs
         self._listings = listings
         self._origins = origins
@@ -157,7 +161,7 @@ class ArtifactFetches:
                 state.listed.set()
 
     async def _list(self, key: str, state: SourceState) -> ArtifactListing:
-        listing = await run_uncancelled(self._listings.find, key)
+        listing = self._find_bundled(state.source, state.platform) or await run_uncancelled(self._listings.find, key)
         if listing is None:
 
             def on_progress(progress: Progress) -> None:

@@ -46,6 +46,20 @@ class NodeInventory:
     python: str = ""
 
 
+class BundledBuilds(Protocol):
+    """Builds of loaded bundles: they are used before any gallery or registry is asked."""
+
+    def find_entry(self, request: BackendRequest, /) -> CatalogueEntry | None: ...
+
+    def find_build(self, request: BackendRequest, kind: MachineKind, /) -> TargetBuild | None: ...
+
+    def why_no_build(self, request: BackendRequest, kind: MachineKind, /) -> str:
+        """Why a bundle that has this backend has none for such a machine; empty if no bundle has the backend."""
+
+    def aliases(self, builds: Collection[str], /) -> Mapping[str, str]:
+        """By build, its alias."""
+
+
 @runtime_checkable  # the web framework checks the types of injected parameters
 class Catalogue(Protocol):
     async def look_up(self, request: BackendRequest) -> CatalogueEntry:

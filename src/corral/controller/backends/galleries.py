@@ -22,7 +22,7 @@ from corral.contract.hardware import DEFAULT, DISABLED
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.sources import Registry
-from corral.controller.backends.catalogue import CatalogueEntry, MachineKind, NodeInventory
+from corral.controller.backends.catalogue import BundledBuilds, CatalogueEntry, MachineKind, NodeInventory
 from corral.controller.backends.plan import NoBuild
 from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI
 from corral.gallery.backends import upgrades as rules
@@ -36,7 +36,7 @@ from corral.gallery.backends.resolution import Machine, ResolvedBackend, Unresol
 from corral.gallery.backends.resolver import Resolver
 from corral.gallery.galleries import BUILT_IN, Gallery, parse_galleries
 from corral.kit.clock import Clock
-from corral.kit.errors import Invalid, NotFound, Unavailable
+from corral.kit.errors import CorralError, Invalid, NotFound, Unavailable
 from corral.kit.log import get_log
 from corral.store.records import BackendRequest, TargetBuild
 
@@ -48,12 +48,20 @@ MAX_REQUEST_RESOLVERS = 8  # resolvers for galleries of requests that are kept
 class Galleries:
     """`reading` makes a resolver for the galleries of a request."""
 
-    def __init__(self, resolver: Resolver, reading: Callable[[tuple[Gallery, ...]], Resolver]) -> None:
+    def __init__(
+        self,
+        resolver: Resolver,
+        reading: Callable[[tuple[Gallery, ...]], Resolver],
+        bundled: BundledBuilds | None = None,
+    ) -> None:
+        self._bundled = bundled
         self._resolver = resolver
         self._reading = reading
         self._others: OrderedDict[tuple[Gallery, ...], Resolver] = OrderedDict()
 
     async def look_up(self, request: BackendRequest) -> CatalogueEntry:
+        if self._bundled is not None and (bundled := self._bundled.find_entry(request)) is not None:
+            return bundled
         if request.uri:
             entry = direct_entry(request.uri, name=request.backend, alias=request.alias)
             return CatalogueEntry(entry.name, request=msgspec.structs.replace(request, backend=entry.name))
@@ -74,6 +82,18 @@ class Galleries:
                 )
 
     async def resolve(self, request: BackendRequest, kind: MachineKind) -> TargetBuild | NoBuild:
+        if self._bundled is None or not kind.platform:  # a LocalAI worker fetches by itself
+            return await self._resolve(request, kind)
+        if (bundled := self._bundled.find_build(request, kind)) is not None:
+            return bundled
+        try:
+            return await self._resolve(request, kind)
+        except CorralError as error:
+            if why := self._bundled.why_no_build(request, kind):
+                raise Unavailable(f"{why}; {error.message}") from error
+            raise
+
+    async def _resolve(self, request: BackendRequest, kind: MachineKind) -> TargetBuild | NoBuild:
         machine, resolver = _machine(kind), self._resolver_for(request)
         if request.uri and not kind.platform and (why := why_not_for_localai(request.uri)):
             return NoBuild(why)
@@ -90,6 +110,8 @@ class Galleries:
         raise Unavailable(found.reason)
 
     async def manifest(self, request: BackendRequest, kind: MachineKind) -> Manifest | None:
+        if self._bundled is not None and (bundled := self._bundled.find_build(request, kind)) is not None:
+            return bundled.manifest
         entry = await self._resolver_for(request).choose(_query(request), _machine(kind))
         return None if entry is None else entry.manifest
 
@@ -120,7 +142,8 @@ class Galleries:
             return {}
         catalogue = await self._resolver.library.catalogue()
         found = {name: catalogue.find(name) for name in builds}
-        return {name: entry.alias for name, entry in found.items() if isinstance(entry, BackendEntry) and entry.alias}
+        listed = {name: entry.alias for name, entry in found.items() if isinstance(entry, BackendEntry) and entry.alias}
+        return {**(self._bundled.aliases(builds) if self._bundled is not None else {}), **listed}
 
     async def refresh(self) -> None:
         self._others.clear()
@@ -202,7 +225,12 @@ class Galleries:
 
 @asynccontextmanager
 async def open_galleries(
-    options: GalleryOptions, registries: RegistrySettings, *, clock: Clock, env: Mapping[str, str]
+    options: GalleryOptions,
+    registries: RegistrySettings,
+    *,
+    clock: Clock,
+    env: Mapping[str, str],
+    bundled: BundledBuilds | None = None,
 ) -> AsyncIterator[Galleries]:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.connect_s, sock_read=options.silence_s)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=True, cookie_jar=aiohttp.DummyCookieJar()) as session:
@@ -211,7 +239,7 @@ async def open_galleries(
         def reading(galleries: tuple[Gallery, ...]) -> Resolver:
             return make_resolver(session, replace(options, galleries=galleries), registry, clock=clock, env=env)
 
-        yield Galleries(reading(tuple(options.galleries)), reading)
+        yield Galleries(reading(tuple(options.galleries)), reading, bundled)
 
 
 def gallery_folder(data: Path, chosen: Path | None) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,7 +60,11 @@ class CorralPackages:
         sizes: WheelSizes,
         folder: Path,
         ca_fingerprint: str,
+        *,
+        find_bundled: Callable[[str, str, str], tuple[Wheel, ...]] = lambda _own, _platform, _python: (),
     ) -> None:
+        """`find_bundled`: the wheels that a loaded bundle has, by the hash of the own wheel, platform and Python."""
+        self._find_bundled = find_bundled
         self._fetches = fetches
         self._blobs = blobs
         self._origins = origins
@@ -96,14 +101,14 @@ class CorralPackages:
             raise Invalid(f"platform is one of {', '.join(PLATFORMS)}, and python a version such as 3.12")
         own = await self.own()
         path = self._folder / f"{own.sha256[:16]}-{platform.replace('/', '-')}-{python}.json"
-        wheels = await run_uncancelled(_read_list, path)
+        wheels = self._find_bundled(own.sha256, platform, python) or await run_uncancelled(_read_list, path)
         if not wheels:
             await self._wait_for_list(path, own, platform, python)
             wheels = await run_uncancelled(_read_list, path)
             if not wheels:
                 return None
         self._known |= {wheel.sha256: wheel for wheel in wheels}
-        source = Source(PYPI, _URI, platform=platform, wheels=wheels, python=python)
+        source = packages_source(platform, python, wheels)
         self._fetches.want(listing_key(source, platform, own.sha256), source, platform, f"install {machine}")
         return wheels
 
@@ -159,6 +164,10 @@ class CorralPackages:
         """After a restart. Blocking."""
         for path in sorted(self._folder.glob(f"{own.sha256[:16]}-*.json")):
             self._known |= {wheel.sha256: wheel for wheel in _read_list(path)}
+
+
+def packages_source(platform: str, python: str, wheels: tuple[Wheel, ...]) -> Source:
+    return Source(PYPI, _URI, platform=platform, wheels=wheels, python=python)
 
 
 def _read_list(path: Path) -> tuple[Wheel, ...]:

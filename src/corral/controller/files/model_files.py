@@ -21,6 +21,7 @@ from corral.blobs.progress import FilesProgress, OnProgress, Progress, ignore_pr
 from corral.blobs.sources.context import unwrapped_task_group
 from corral.blobs.store import Blob, BlobStore
 from corral.blobs.transfer.partial_file import ExpectedBlob
+from corral.contract.bundles import BundledFile
 from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.messages.staging import RemovedFiles
@@ -28,6 +29,7 @@ from corral.contract.models import Definition, ModelFile
 from corral.controller.access.signing import IngressTokens
 from corral.controller.files.archives import UNPACK_FACTOR, Archives, list_path, pinned
 from corral.controller.files.blob_listener import ControllerBlobUrls
+from corral.controller.files.bundled_files import bundled_rows, keys_of
 from corral.controller.files.file_resolver import FileResolver, ResolvedFile
 from corral.controller.files.model_cache import ModelCache
 from corral.controller.files.required_files import (
@@ -97,8 +99,11 @@ class ModelFiles:
         disk: DiskSpace | None = None,
         retention: FileRetention | None = None,
         cache: ModelCache | None = None,
+        list_bundled: Callable[[], Sequence[Sequence[BundledFile]]] = list,
     ) -> None:
-        """`credential_of` names the credential that a node holds now: the tokens made for the node end with it."""
+        """`credential_of` names the credential that a node holds now: the tokens made for the node end with it.
+        `list_bundled`: the files of each model in a loaded bundle."""
+        self._list_bundled = list_bundled
         self._store = store
         self._blobs = blobs
         self._resolver = resolver
@@ -240,6 +245,7 @@ class ModelFiles:
         return {digest for digest in (*stored, *declared) if digest}
 
     async def _ensure(self, definition: Definition, on_progress: OnProgress) -> tuple[ReplicaFile, ...]:
+        await self._remember_bundled(definition)
         lists = await self._list_repositories(definition, on_progress)
         items = await self._items(definition, lists)
         if items is None:
@@ -284,6 +290,19 @@ class ModelFiles:
         inside = {list_path(file) for file in definition.files if is_archive(definition, file)}
         await self._forget_others(definition.name, files.keys() | lists.keys() | inside)
         return worker_files(definition.name, weights_first(definition, list(files.values())))
+
+    async def _remember_bundled(self, definition: Definition) -> None:
+        """Files of a loaded bundle count as fetched before."""
+        bundled = self._list_bundled()
+        if not bundled:
+            return
+        folder = self._retention.folder
+        wanted = keys_of(
+            await run_uncancelled(required_files, definition, folder),
+            await run_uncancelled(required_snapshots, definition, folder),
+        )
+        for row in bundled_rows(definition.name, wanted, await self._rows(definition.name), bundled):
+            await self._remember(row)
 
     async def _unpack(
         self, definition: Definition, file: ModelFile, archive: StoredFile, on_progress: OnProgress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -21,19 +21,31 @@ from corral.store.engine.transactions import Store
 from corral.store.tables import nodes
 
 
+class BundledModels(Protocol):
+    """Models of loaded bundles: they are found before any gallery is read."""
+
+    def list_models(self) -> list[ModelEntry]: ...
+
+    def find_model(self, query: str, /) -> ModelEntry | None: ...
+
+
 class ModelGalleries:
     """The galleries of models, for the model service."""
 
-    def __init__(self, store: Store, library: ModelLibrary) -> None:
+    def __init__(self, store: Store, library: ModelLibrary, bundled: BundledModels | None = None) -> None:
+        self._bundled = bundled
         self._store = store
         self._library = library
 
     async def available(self) -> Sequence[ModelEntry]:
-        """All entries, in the order of the galleries, without those of unreadable galleries."""
-        return await self._library.entries()
+        """All entries, those of bundles first, in the order of the galleries, without those of unreadable galleries."""
+        bundled = self._bundled.list_models() if self._bundled is not None else []
+        return [*bundled, *await self._library.entries()]
 
     async def find(self, query: str) -> ModelEntry:
         """By name or gallery@name. Raises NotFound with similar names, Unavailable when its gallery does not answer."""
+        if self._bundled is not None and (bundled := self._bundled.find_model(query)) is not None:
+            return bundled
         try:
             return await self._library.find(query)
         except NotInGalleries as error:
@@ -73,7 +85,9 @@ class ModelGalleries:
 
 
 @asynccontextmanager
-async def open_model_galleries(store: Store, options: GalleryOptions, *, clock: Clock) -> AsyncIterator[ModelGalleries]:
+async def open_model_galleries(
+    store: Store, options: GalleryOptions, *, clock: Clock, bundled: BundledModels | None = None
+) -> AsyncIterator[ModelGalleries]:
     """`options.galleries` are those of models."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.connect_s, sock_read=options.silence_s)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=True, cookie_jar=aiohttp.DummyCookieJar()) as session:
@@ -85,4 +99,4 @@ async def open_model_galleries(store: Store, options: GalleryOptions, *, clock: 
             cache_folder=options.cache_folder,
             options=options.library,
         )
-        yield ModelGalleries(store, library)
+        yield ModelGalleries(store, library, bundled)

@@ -17,6 +17,7 @@ from corral import __version__
 from corral.controller.access.keys import Access
 from corral.controller.api import access, distribution, events, fleet, gateways, loads, meta, requests
 from corral.controller.api.backends import BackendRoutes
+from corral.controller.api.bundles import BundlePlanRoutes, BundleRoutes
 from corral.controller.api.errors import on_corral_error, on_http_exception, on_too_deep, on_unexpected
 from corral.controller.api.installs import InstallRoutes, UploadRoutes
 from corral.controller.api.logs import NodeLogRoutes
@@ -51,6 +52,8 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             InstallRoutes,
             UploadRoutes,
             ScheduleRoutes,
+            BundlePlanRoutes,
+            BundleRoutes,
             *access.ROUTES,
             *fleet.ROUTES,
             events.events,

@@ -17,6 +17,7 @@ from corral.controller.artifacts.cache import ArtifactCache, CacheLimits
 from corral.controller.artifacts.fetches import ArtifactFetches
 from corral.controller.artifacts.listings import HeadersFor, Listings, Origins
 from corral.controller.artifacts.service import Artifacts, SourcesFor
+from corral.controller.bundles.library import Bundles
 from corral.controller.settings import FileSettings
 from corral.controller.wiring.runtime import Part
 from corral.kit.clock import Clock
@@ -53,13 +54,14 @@ def make_artifacts(
     registry: RegistryClient,
     sources_for: SourcesFor,
     clock: Clock,
+    bundles: Bundles,
 ) -> ArtifactParts:
     """`folder`: of the blobs of models."""
-    blobs = BlobStore(folder / FOLDER, Fetcher(clock=clock))
+    blobs = BlobStore(folder / FOLDER, Fetcher(clock=clock), base=bundles.blobs)
     cache = ArtifactCache(blobs, clock, CacheLimits(settings.artifacts_limit_bytes))
     origins = Origins(session, registry, _hub_headers(settings))
     listings = Listings(folder / FOLDER / "listings", blobs, origins)
-    fetches = ArtifactFetches(blobs, listings, origins, cache, clock)
+    fetches = ArtifactFetches(blobs, listings, origins, cache, clock, find_bundled=bundles.find_listing)
     cache.wanted = fetches.wanted_digests
     return ArtifactParts(Artifacts(store, blobs, fetches, sources_for), cache, fetches, blobs, origins)
 

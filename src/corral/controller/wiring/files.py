@@ -15,7 +15,9 @@ from corral.blobs.store import BlobStore
 from corral.blobs.transfer.fetcher import Fetcher
 from corral.blobs.transfer.remote import HttpTimeouts, open_session
 from corral.blobs.upload import Uploads
+from corral.controller.artifacts.fetches import ArtifactFetches
 from corral.controller.artifacts.service import Artifacts
+from corral.controller.bundles.library import Bundles
 from corral.controller.distribution.packages import CorralPackages
 from corral.controller.files.blob_listener import ControllerBlobUrls, open_blob_listener
 from corral.controller.files.file_resolver import FileResolver, ResolverSettings
@@ -42,6 +44,9 @@ from corral.gallery.pypi.wheel_sizes import WheelSizes
 class OpenedFiles:
     files: ModelFiles
     artifacts: Artifacts
+    artifact_fetches: ArtifactFetches
+    artifact_blobs: BlobStore
+    blobs: BlobStore  # of models
     sizes: FileSizes
     session: aiohttp.ClientSession  # for the hub and other servers
     resolver: FileResolver
@@ -60,14 +65,15 @@ async def open_model_files(
     trust: Trust,
     registries: RegistrySettings,
     env: Mapping[str, str],
+    bundles: Bundles,
 ) -> AsyncIterator[OpenedFiles]:
     store, clock, tokens, active = runtime.store, runtime.clock, trust.ingress_tokens, trust.active_nodes
     data = settings.data.expanduser()
     # Users may put model files beside the definitions.
     own = (settings.models.models_folder or data / "models").expanduser()
     async with open_session(HttpTimeouts(stall_s=settings.files.download_stall_s)) as session:
-        folder = (settings.files.blobs or data / "blobs").expanduser()
-        blobs = BlobStore(folder, Fetcher(clock=clock))
+        folder = blobs_folder(settings)
+        blobs = BlobStore(folder, Fetcher(clock=clock), base=bundles.blobs)
         registry = RegistryClient(session, credentials=DockerConfig(env), settings=registries, clock=clock)
         locker = find_locker(env, cache_folder=data / "cache" / "uv", alone=True)
         resolver_settings = _resolver_settings(settings, own)
@@ -96,9 +102,10 @@ async def open_model_files(
             credential_of=active.credential,
             retention=retention,
             cache=cache,
+            list_bundled=bundles.list_files,
         )
         missing = MissingBlobs(files.refetch)
-        artifacts = make_artifacts(settings.files, folder, store, session, registry, files.sources_for, clock)
+        artifacts = make_artifacts(settings.files, folder, store, session, registry, files.sources_for, clock, bundles)
         packages = CorralPackages(
             artifacts.fetches,
             artifacts.blobs,
@@ -107,6 +114,7 @@ async def open_model_files(
             WheelSizes(session),
             folder / ARTIFACTS / "corral",
             trust.ca.fingerprint if trust.ca is not None else "",
+            find_bundled=bundles.find_packages,
         )
         async with open_blob_listener(
             settings.files,
@@ -124,6 +132,9 @@ async def open_model_files(
             yield OpenedFiles(
                 files,
                 artifacts.artifacts,
+                artifacts.fetches,
+                artifacts.blobs,
+                blobs,
                 FileSizes(own, resolver_settings.folders),
                 session,
                 resolver,
@@ -134,6 +145,10 @@ async def open_model_files(
                 peers,
                 (files, cache, blob_urls, missing, peers, packages, *artifacts.parts),
             )
+
+
+def blobs_folder(settings: ControllerSettings) -> Path:
+    return (settings.files.blobs or settings.data.expanduser() / "blobs").expanduser()
 
 
 def _resolver_settings(settings: ControllerSettings, own: Path) -> ResolverSettings:

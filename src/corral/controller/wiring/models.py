@@ -14,7 +14,7 @@ from corral.contract.catalogue import ScheduleBody
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.galleries import gallery_folder
 from corral.controller.models.folder import ModelsFolder
-from corral.controller.models.galleries import open_model_galleries
+from corral.controller.models.galleries import BundledModels, open_model_galleries
 from corral.controller.models.schedules import Schedules, read_given
 from corral.controller.models.service import FileSizes, Models
 from corral.controller.runtime.change_feed import ChangeFeed
@@ -52,12 +52,19 @@ class ModelParts:
 
 @asynccontextmanager
 async def open_models(
-    settings: ControllerSettings, store: Store, feed: ChangeFeed, backends: Catalogue, sizes: FileSizes, clock: Clock
+    settings: ControllerSettings,
+    store: Store,
+    feed: ChangeFeed,
+    backends: Catalogue,
+    sizes: FileSizes,
+    clock: Clock,
+    bundled: BundledModels | None = None,
 ) -> AsyncIterator[ModelParts]:
     """Raises Invalid for schedules in the settings that cannot be meant."""
     schedules = Schedules(store, feed)
     given = given_schedules(settings.models.model_scheduling, settings.models.model_scheduling_config)
-    async with open_model_galleries(store, model_gallery_options(settings), clock=clock) as galleries:
+    options = model_gallery_options(settings)
+    async with open_model_galleries(store, options, clock=clock, bundled=bundled) as galleries:
         models = Models(store, feed, galleries, backends, sizes)
         folder = ModelsFolder(
             models_folder(settings), models, store, feed, clock, interval_s=settings.models.models_folder_interval_s

@@ -11,6 +11,7 @@ from corral.controller.api.overview import Overview
 from corral.controller.artifacts.service import Artifacts
 from corral.controller.backends.galleries import Galleries
 from corral.controller.backends.gallery_status import GalleryStatus
+from corral.controller.bundles.service import BundleService
 from corral.controller.distribution.packages import CorralPackages
 from corral.controller.files.fetches import Fetches
 from corral.controller.files.swarm.blob_peers import BlobPeers
@@ -50,6 +51,7 @@ def api_services(
     packages: CorralPackages,
     demand: Demand,
     blob_peers: BlobPeers,
+    bundles: BundleService,
 ) -> dict[str, Any]:
     store, bus, clock, issuer = runtime.store, runtime.bus, runtime.clock, runtime.bus_setup.issuer
     gallery_status = GalleryStatus({"backends": catalogue.library, "models": models.library})
@@ -93,6 +95,7 @@ def api_services(
         "planner": planner,
         "fits": fits,
         "uploads": uploads,
+        "bundles": bundles,
         "stages": staging.stages,
         "locations": staging.locations,
         "cleanup": staging.cleanup,
