@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.async_api import expect
 
+from tests.support.chromium import chromium, new_person, sign_in
 from tests.support.fleet import Fleet
 from tests.support.waiting import wait_for
 
@@ -88,3 +91,28 @@ def test_files_are_staged_listed_and_freed(fleet: Fleet) -> None:
     unknown = fleet.refused("models", "stage", "nothing")
     assert "there is no model 'nothing'" in unknown
     assert "there is no node" in fleet.refused("models", "stage", "own", "--node", "cellar")
+
+
+@pytest.mark.browser
+async def test_the_page_shows_where_the_files_are_and_brings_them(fleet: Fleet) -> None:
+    staged = await asyncio.to_thread(fleet.cli, "models", "stage", "own", "--node", "attic")
+    assert staged.returncode == 0, staged.stderr
+    async with chromium() as browser, new_person(browser) as person:
+        page = await person.tab()
+        await sign_in(page, fleet.url, fleet.key)
+        await page.get_by_role("link", name="Models").click()
+        await page.get_by_role("button", name="Actions for own").click()
+        await page.locator("#menu").get_by_role("button", name="Files").click()
+        dialog = page.get_by_role("dialog", name="Where the files of own are")
+        nodes = dialog.get_by_role("list", name="Nodes").get_by_role("listitem")
+        await expect(nodes).to_have_count(2)
+        await expect(nodes.nth(0)).to_contain_text("barn")
+        await expect(nodes.nth(0).locator(".pill")).to_have_text("none")
+        await expect(nodes.nth(1).locator(".pill")).to_have_text("complete")
+        await expect(dialog.get_by_role("row", name="ours.gguf")).to_contain_text("yes")
+        await expect(dialog.get_by_text("1 of 2 have everything")).to_be_visible()
+        await dialog.get_by_role("button", name="Bring the files to every node").click()
+        await expect(dialog.get_by_text("2 of 2 have everything")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await expect(dialog).to_be_hidden()
+        await person.assert_clean()

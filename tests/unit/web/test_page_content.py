@@ -137,7 +137,7 @@ async def test_what_a_definition_says_is_text_and_a_viewer_may_only_read_it(brow
         text = (await browser.get(path)).text
         assert ESCAPED in text
         assert "<img src=x" not in text
-        assert set(re.findall(r'data-act="([\w-]+)"', text)) == {"use", "why", "definition"}, (
+        assert set(re.findall(r'data-act="([\w-]+)"', text)) == {"use", "why", "files", "definition"}, (
             "nothing that changes anything"
         )
     assert "No model fits." in (await browser.get("/page/models?find=nobody")).text

@@ -1,5 +1,6 @@
 """`/fleet/models`, `/fleet/requests`, and the parts of them that their scripts fetch: models with their replicas, why a
-model is where it is, its definition as text, requests. They read what the admin API reads, and fill a page."""
+model is where it is, where its files are, its definition as text, requests. They read what the admin API reads, and
+fill a page."""
 
 from __future__ import annotations
 
@@ -16,10 +17,13 @@ from corral.controller.backends.gallery_status import MODELS as MODEL_GALLERIES
 from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.models.service import Models
+from corral.controller.operations.service import Operations
 from corral.controller.replicas.listing import ReplicaListing
 from corral.controller.replicas.loads import LoadService
 from corral.controller.replicas.why import PlacementExplainer
+from corral.controller.staging.locations import FileLocations
 from corral.controller.web.list_filter import ListFilter
+from corral.controller.web.model_files import files_table
 from corral.controller.web.models import catalogue_of
 from corral.controller.web.page_context import Page, PageContext, Shown
 from corral.controller.web.pages import SAFE_HEADERS, load_pages
@@ -86,6 +90,13 @@ async def why_part(models: Models, explaining: PlacementExplainer, model: Name) 
     return load_pages().page("why_part.html", **shown)
 
 
+@get("/page/files", guards=[viewers])
+async def files_part(models: Models, locations: FileLocations, operations: Operations, model: Name) -> Page:
+    """Of what an alias stands for. Nodes are queried now."""
+    view = await locations.view(await models.meant(model))
+    return load_pages().page("files_part.html", table=files_table(view, await operations.list_views()))
+
+
 @get("/page/definition", guards=[viewers])
 async def definition_part(models: Models, model: Name) -> Response[bytes]:
     view = await models.view(model)
@@ -137,5 +148,5 @@ async def _request_filters(
 
 
 PAGES = (models_page, requests_page)
-PARTS = (models_part, why_part, definition_part, requests_part)
+PARTS = (models_part, why_part, files_part, definition_part, requests_part)
 DEPENDENCIES = {"cataloguing": Provide(_cataloguing), "request_filters": Provide(_request_filters)}

@@ -147,7 +147,7 @@ def blank_node_line() -> NodeLine:
 def node_line(node: OperationNodeView, kind: str, now: datetime) -> NodeLine:
     ended = node.status in _ENDED
     phase = node.phase if node.status in ("downloading", "running_on_worker") else ""
-    doing = [phase, node.file_name, _sources(node)] if phase else []
+    doing = [phase, node.file_name, sources_of(node)] if phase else []
     return NodeLine(
         id=node.node_id,
         name=node.node_name,
@@ -157,7 +157,7 @@ def node_line(node: OperationNodeView, kind: str, now: datetime) -> NodeLine:
         at=" · ".join(part for part in doing if part) or _version(node, kind),
         percent=int(node.percentage),
         moving=not ended,
-        amount="" if ended else _amount(node),
+        amount="" if ended else amount_of(node),
         note=_note(node),
         retry_at=node.next_retry_at,
         retry=until(parse_moment(node.next_retry_at), now),
@@ -166,7 +166,7 @@ def node_line(node: OperationNodeView, kind: str, now: datetime) -> NodeLine:
     )
 
 
-def _sources(node: OperationNodeView) -> str:
+def sources_of(node: OperationNodeView) -> str:
     """`from barn 75 %, controller 25 %`, the largest first."""
     total = sum(node.sources.values())
     ranked = sorted(node.sources.items(), key=lambda item: (-item[1], item[0]))[:_SOURCES_SHOWN]
@@ -248,7 +248,7 @@ def _version(node: OperationNodeView, kind: str) -> str:
     return node.version if node.status == "success" and kind != "delete" else ""
 
 
-def _amount(node: OperationNodeView) -> str:
+def amount_of(node: OperationNodeView) -> str:
     if not node.current_bytes and not node.total_bytes:
         return ""
     words = used_of(node.current_bytes, node.total_bytes) if node.total_bytes else size(node.current_bytes)

@@ -4,13 +4,13 @@ import { admin, allow, call, closePanel, guarded, openMenu, respond, say, sure }
 import { $ } from "./dom.js";
 import { setUpEditing } from "./definitions.js";
 import { actOn, foundLine, setUpSearch } from "./galleries.js";
+import { setUpFollowed } from "./followed.js";
 import { isOpen, on } from "./live.js";
 import { setUpLooking } from "./looking.js";
 import { start } from "./page.js";
 import { refresh, refreshSoon } from "./parts.js";
 import { setUpScaling } from "./scaling.js";
 import { setUpUse } from "./use.js";
-import { setUpWhy } from "./why.js";
 import { counted } from "./words.js";
 
 const LOOK_MS = 3_000; // how busy replicas are raises no counter
@@ -32,12 +32,13 @@ function tell({ message, notes = [], pending_cleanup: pending }) {
 }
 
 const edit = setUpEditing(path, tell);
-respond({ why: setUpWhy(), use: setUpUse(), definition: edit });
+const showFiles = setUpFollowed("files", (model) => `Where the files of ${model} are`);
+respond({ why: setUpFollowed("why", (model) => `Where ${model} goes, and why`), use: setUpUse(), files: showFiles, definition: edit });
 
 allow({
   "model-menu"({ model, may }, button) {
     const given = Object.fromEntries(may.split(" ").map((act) => [act, true]));
-    openMenu(button, { requests: true, delete: given.edit, ...given }, { model });
+    openMenu(button, { requests: true, files: true, delete: given.edit, ...given }, { model });
   },
   async load({ model }) {
     const told = await call("POST", path(model, "/load"));
@@ -63,6 +64,15 @@ allow({
       if (await sure(`Delete ${model} anyway?`, sentence(error.message), "Delete", true)) {
         tell(await call("DELETE", path(model, "?force=true")));
       }
+    }
+  },
+  async stage(_, button) {
+    const { model } = button.closest("dialog").dataset;
+    try {
+      await call("POST", path(model, "/stage"), {});
+      await showFiles({ model });
+    } catch (error) {
+      $("#files-words").textContent = error.message; // what is said on the page is behind the dialog
     }
   },
   requests: ({ model }) => location.assign(`/fleet/requests?model=${encodeURIComponent(model)}`),

@@ -1,13 +1,13 @@
-// Why a model is, or is not, where it is: a dialog that the server words, and that follows what happens while it is open.
+// A dialog about one model whose content the server renders, and that follows what happens while it is open.
 
 import { $, patch } from "./dom.js";
 import { signIn } from "./live.js";
 
 const AGAIN_MS = 4_000;
 
-/** Returns what opens it. */
-export function setUpWhy() {
-  const dialog = $("#why");
+/** Returns what opens it. `name`: of the dialog and of its part of the page; `title`: for a model. */
+export function setUpFollowed(name, title) {
+  const dialog = $(`#${name}`);
   let asked = "";
   let again = 0;
 
@@ -16,18 +16,18 @@ export function setUpWhy() {
     const model = asked;
     let words = "";
     try {
-      const answer = await fetch(`/page/why?model=${encodeURIComponent(model)}`, { signal: AbortSignal.timeout(15_000) });
+      const answer = await fetch(`/page/${name}?model=${encodeURIComponent(model)}`, { signal: AbortSignal.timeout(15_000) });
       if (answer.status === 401) return signIn();
       const text = await answer.text();
       if (!answer.ok) throw new Error(JSON.parse(text).error?.message ?? `Corral answered ${answer.status}`);
       const next = new DOMParser().parseFromString(text, "text/html").body.firstElementChild;
       if (model !== asked || !dialog.open) return;
-      patch($("#why-told"), document.adoptNode(next));
+      patch($(`#${name}-told`), document.adoptNode(next));
     } catch (error) {
       words = error.name === "TimeoutError" ? "Corral does not answer." : error.message;
     }
     if (model !== asked || !dialog.open) return;
-    $("#why-words").textContent = words;
+    $(`#${name}-words`).textContent = words;
     again = setTimeout(draw, AGAIN_MS);
   }
 
@@ -38,10 +38,11 @@ export function setUpWhy() {
   });
   return async ({ model }) => {
     asked = model;
-    $("#why-title").textContent = `Where ${model} goes, and why`;
-    $("#why-words").textContent = "Looking…";
-    $("#why-told").replaceChildren();
-    dialog.showModal();
+    $(`#${name}-title`).textContent = title(model);
+    $(`#${name}-words`).textContent = "Looking…";
+    $(`#${name}-told`).replaceChildren();
+    dialog.dataset.model = model;
+    if (!dialog.open) dialog.showModal();
     await draw();
   };
 }
