@@ -19,7 +19,7 @@ from corral.contract.view import FleetView, ViewKey, ViewModel, ViewNode, ViewRe
 from corral.gateway.receipts.metrics import Metrics, RouteClass
 from corral.gateway.receipts.sender import ReceiptSender
 from corral.gateway.routing.load_watcher import LoadWatcher
-from corral.gateway.routing.router import ReplicaRouter, RouterOptions
+from corral.gateway.routing.router import ReplicaRouter
 from corral.gateway.settings import GatewaySettings
 from corral.gateway.view.controller_link import ControllerLink
 from corral.gateway.view.fleet import Fleet, prepare_fleet
@@ -72,7 +72,7 @@ async def serve(port: int, view: FleetView) -> None:
     pool = UpstreamPool()
     state, fleets, client = GatewayState(settings), FixedFleet(view), Nowhere()
     loads = LoadWatcher(client, lambda: None, clock, poll_s=1.0)
-    router = ReplicaRouter(state.in_flight, loads, clock, RouterOptions(), _never_newer)
+    router = ReplicaRouter(state.in_flight, loads, clock, settings.routing, _never_newer)
     router.apply_view(view)
     metrics = Metrics()
     handler = build_handler(settings, fleets, router, metrics, clock, gateway_key="ck_bench", state=state)

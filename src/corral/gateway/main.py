@@ -99,12 +99,12 @@ async def open_gateway(
     async with open_link(address, gateway_key, tls=tls, timeout_s=settings.controller_timeout_s) as link:
         views = wiring.new_view_cache(settings, link, metrics, clock)
         listener = wiring.new_hint_listener(settings, link, views, metrics, state.in_flight, clock)
-        loads = LoadWatcher(link, views.hint, clock, poll_s=settings.load_poll_s)
+        loads = LoadWatcher(link, views.hint, clock, poll_s=settings.routing.load_poll_s)
         replicas = ReplicaRouter(
             state.in_flight,
             loads,
             clock,
-            wiring.router_options(settings),
+            settings.routing,
             views.refresh,
             controller=address.target,
             local_sockets=wiring.local_sockets(settings, clock),

@@ -9,23 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from corral.contract.local_sockets import check_socket_folder
+from corral.gateway.routing.settings import RoutingSettings
 from corral.gateway.view.controller_link import parse_controller
-from corral.kit.settings import BadSettings, Seconds, setting
+from corral.kit.settings import BadSettings, Seconds, group, positive, setting, valid_log_level, valid_port
 
 MIB = 1024 * 1024
 MAX_PROCESSES = 64
-
-
-def _positive(value: float) -> str | None:
-    return None if value > 0 else "must be more than zero"
-
-
-def _not_negative(value: float) -> str | None:
-    return None if value >= 0 else "must not be less than zero"
-
-
-def _port(value: int) -> str | None:
-    return None if 0 <= value <= 65535 else "must be between 0 and 65535; 0 = any free port"
 
 
 def _processes(value: int) -> str | None:
@@ -40,10 +29,6 @@ def _controller(value: str) -> str | None:
     return None
 
 
-def _level(value: str) -> str | None:
-    return None if value in ("debug", "info", "warning", "error") else "must be debug, info, warning or error"
-
-
 def _origins(value: tuple[str, ...]) -> str | None:
     bad = [origin for origin in value if origin != "*" and not origin.startswith(("http://", "https://"))]
     return f"{bad[0]!r} is not an origin; write https://host[:port] or *" if bad else None
@@ -51,7 +36,7 @@ def _origins(value: tuple[str, ...]) -> str | None:
 
 def _span(help: str, seconds: float) -> Any:
     """One of the relay's patience limits: sound as they are, for most."""
-    return setting(help, default=Seconds(seconds), check=_positive, advanced=True)
+    return setting(help, default=Seconds(seconds), check=positive, advanced=True)
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,7 @@ class GatewaySettings:
     gateway_key: str = setting("the key itself, if a file is not possible; prefer the file", default="", secret=True)
 
     host: str = setting("address to listen on for clients", default="127.0.0.1")
-    port: int = setting("port to listen on for clients", default=8080, check=_port)
+    port: int = setting("port to listen on for clients", default=8080, check=valid_port)
     processes: int = setting(
         "number of processes that serve requests and share the port; at most the number of free cores",
         default=1,
@@ -76,14 +61,14 @@ class GatewaySettings:
     cors_max_age_s: Seconds = setting(
         "how long a browser may cache the answer to a preflight request",
         default=Seconds(600),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     hints: bool = setting("receive changes at once over the bus; without this the gateway polls for them", default=True)
     hints_retry_s: Seconds = setting(
         "longest delay before the gateway asks the controller again for the address of the bus",
         default=Seconds(30),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
 
@@ -103,66 +88,20 @@ class GatewaySettings:
     view_check_interval_s: Seconds = setting(
         "interval between checks whether the view changed; a revoked key works at most this long without hints",
         default=Seconds(1),
-        check=_positive,
+        check=positive,
     )
-    view_interval_s: Seconds = setting("interval between full reads of the view", default=Seconds(15), check=_positive)
+    view_interval_s: Seconds = setting("interval between full reads of the view", default=Seconds(15), check=positive)
     view_gap_s: Seconds = setting(
-        "minimum time between two reads of the view", default=Seconds(0.05), check=_positive, advanced=True
+        "minimum time between two reads of the view", default=Seconds(0.05), check=positive, advanced=True
     )
     controller_timeout_s: Seconds = setting(
-        "timeout of requests of the gateway to the controller", default=Seconds(5), check=_positive
-    )
-    retry_after_s: Seconds = setting(
-        "Retry-After for clients when the controller or a replica cannot be reached",
-        default=Seconds(2),
-        check=_positive,
-        advanced=True,
+        "timeout of requests of the gateway to the controller", default=Seconds(5), check=positive
     )
     drain_timeout_s: Seconds = setting(
         "how long running requests may continue when the gateway stops", default=Seconds(30)
     )
 
-    load_wait_s: Seconds = setting(
-        "how long a request waits for a model to load, unless the model overrides this; 0 = without limit",
-        default=Seconds(60),
-        check=_not_negative,
-        aliases=("LOCALAI_MODEL_LOAD_WAIT",),
-    )
-    load_poll_s: Seconds = _span("duration of one long-poll request to the controller about a load", 20)
-    queue_wait_s: Seconds = setting(
-        "how long a request waits for a replica with a free slot", default=Seconds(60), check=_positive
-    )
-    queue_limit: int = setting(
-        "maximum number of queued requests for one model, unless the model overrides this",
-        default=1000,
-        check=_positive,
-    )
-    tries: int = setting(
-        "maximum number of replicas that a request tries when replicas cannot be reached",
-        default=4,
-        check=_positive,
-        advanced=True,
-    )
-    eject_s: Seconds = _span("how long a replica that could not be reached gets no requests at first", 1)
-    eject_cap_s: Seconds = _span("longest such time; it doubles with each failure", 30)
-    prefix_cache: bool = setting(
-        "send prompts with the same prefix to the same replica, unless the model overrides this",
-        default=True,
-        aliases=("LOCALAI_DISTRIBUTED_PREFIX_CACHE",),
-    )
-    prefix_cache_ttl_s: Seconds = setting(
-        "how long a prefix is remembered",
-        default=Seconds(300),
-        check=_positive,
-        aliases=("LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL",),
-        advanced=True,
-    )
-    prefix_half_life_s: Seconds = _span("half-life of the weight of a prefix in the cache of a replica", 120)
-    expose_node_header: bool = setting(
-        "name the node that answered, in X-Corral-Node and X-LocalAI-Node",
-        default=False,
-        aliases=("LOCALAI_EXPOSE_NODE_HEADER",),
-    )
+    routing: RoutingSettings = group(RoutingSettings)
     ingress_ca: Path | None = setting(
         "CA that signed the certificates of the workers (PEM); empty = the one that the controller reports",
         default=None,
@@ -174,36 +113,36 @@ class GatewaySettings:
         advanced=True,
     )
     receipts_interval_s: Seconds = setting(
-        "interval between sending receipts to the controller", default=Seconds(1), check=_positive, advanced=True
+        "interval between sending receipts to the controller", default=Seconds(1), check=positive, advanced=True
     )
     receipts_limit: int = setting(
         "maximum number of receipts kept until then; further ones are only counted",
         default=4096,
-        check=_positive,
+        check=positive,
         advanced=True,
     )
 
-    body_limit_bytes: int = setting("largest JSON body under /v1/", default=64 * MIB, check=_positive)
+    body_limit_bytes: int = setting("largest JSON body under /v1/", default=64 * MIB, check=positive)
     bodies_limit_bytes: int = setting(
         "maximum total size of JSON bodies of running requests; beyond it requests get 503. One body always fits",
         default=1024 * MIB,
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     multipart_limit_bytes: int = setting(
-        "largest multipart body under /v1/; stored on disk", default=256 * MIB, check=_positive
+        "largest multipart body under /v1/; stored on disk", default=256 * MIB, check=positive
     )
     spool_limit_bytes: int = setting(
         "maximum total size of multipart bodies of running requests; beyond it requests get 503. One body always fits",
         default=8192 * MIB,
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     spool_folder: Path | None = setting(
         "folder of multipart bodies; empty = the folder for temporary files of the system", default=None, advanced=True
     )
-    head_limit_bytes: int = setting("largest head of a request", default=64 * 1024, check=_positive, advanced=True)
-    max_connections: int = setting("maximum number of client connections", default=10_000, check=_positive)
+    head_limit_bytes: int = setting("largest head of a request", default=64 * 1024, check=positive, advanced=True)
+    max_connections: int = setting("maximum number of client connections", default=10_000, check=positive)
     client_handshake_s: Seconds = _span("timeout of the TLS handshake of a client", 10)
     client_head_s: Seconds = _span("timeout for a client to send the head of a request", 15)
     client_keep_alive_s: Seconds = _span("idle timeout of a client connection between two requests", 75)
@@ -231,7 +170,7 @@ class GatewaySettings:
     )
     replica_idle_s: Seconds = _span("longest pause of a replica within an answer", 600)
 
-    log_level: str = setting("debug, info, warning or error", default="info", check=_level)
+    log_level: str = setting("debug, info, warning or error", default="info", check=valid_log_level)
     log_json: bool = setting("log lines as JSON", default=False)
 
     def __post_init__(self) -> None:

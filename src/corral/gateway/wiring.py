@@ -19,7 +19,7 @@ from corral.gateway.http.bodies import BodyBudgets, ByteBudget
 from corral.gateway.http.controller_relay import ControllerRelay
 from corral.gateway.http.cors import Cors
 from corral.gateway.http.fast_path import ImmediateRouter, InferenceFastPath
-from corral.gateway.http.forward import Forwarder, ForwardOptions
+from corral.gateway.http.forward import Forwarder
 from corral.gateway.http.handler import GatewayHandler
 from corral.gateway.http.inference_api import InferenceApi
 from corral.gateway.http.rate_limits import Limiters
@@ -29,9 +29,8 @@ from corral.gateway.receipts.metrics import Metrics, RouteClass
 from corral.gateway.receipts.sender import ReceiptSender
 from corral.gateway.routing.in_flight import Ejection, InFlight
 from corral.gateway.routing.local_sockets import LocalSockets
-from corral.gateway.routing.pick import Policy
 from corral.gateway.routing.request import Router
-from corral.gateway.routing.router import ReplicaRouter, RouterOptions
+from corral.gateway.routing.router import ReplicaRouter
 from corral.gateway.settings import GatewaySettings
 from corral.gateway.view.cache import ViewCache
 from corral.gateway.view.controller_link import ControllerLink, ingress_trust, parse_controller
@@ -114,20 +113,8 @@ def new_ejection(kind: type[E], settings: GatewaySettings, in_flight: InFlight) 
     return kind(
         in_flight,
         lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
-        first_s=settings.eject_s,
-        cap_s=settings.eject_cap_s,
-    )
-
-
-def router_options(settings: GatewaySettings) -> RouterOptions:
-    return RouterOptions(
-        load_wait_s=settings.load_wait_s,
-        queue_wait_s=settings.queue_wait_s,
-        queue_limit=settings.queue_limit,
-        policy=Policy(prefix_cache=settings.prefix_cache),
-        prefix_ttl_s=settings.prefix_cache_ttl_s,
-        prefix_half_life_s=settings.prefix_half_life_s,
-        retry_after_s=settings.retry_after_s,
+        first_s=settings.routing.eject_s,
+        cap_s=settings.routing.eject_cap_s,
     )
 
 
@@ -152,8 +139,9 @@ def build_handler(
     patience = Patience(settings.replica_first_byte_s, settings.replica_idle_s)
     counts = metrics.routes[RouteClass.INFERENCE]
     counts.on_counted = state.receipts.add_finished
-    options = ForwardOptions(patience, settings.retry_after_s, settings.tries, settings.expose_node_header)
-    forwarder = Forwarder(fleets, router, counts, state.receipts, state.ejection, clock, cors, options)
+    forwarder = Forwarder(
+        fleets, router, counts, state.receipts, state.ejection, clock, cors, settings.routing, patience
+    )
     metrics.totals |= {
         "replica_retries": (
             "Requests sent to another replica after the first was not reached.",
@@ -177,7 +165,7 @@ def build_handler(
         clock,
         cors=cors,
         body_limit_bytes=settings.body_limit_bytes,
-        retry_after_s=settings.retry_after_s,
+        retry_after_s=settings.routing.retry_after_s,
         multipart_limit_bytes=settings.multipart_limit_bytes,
         spool_folder=str(settings.spool_folder) if settings.spool_folder else None,
     )
@@ -186,12 +174,12 @@ def build_handler(
         gateway_key,
         metrics.routes[RouteClass.CONTROLLER],
         patience=Patience(settings.controller_first_byte_s, settings.controller_idle_s),
-        retry_after_s=settings.retry_after_s,
+        retry_after_s=settings.routing.retry_after_s,
     )
-    status = StatusRoutes(fleets, metrics, clock, retry_after_s=settings.retry_after_s, processes=processes)
+    status = StatusRoutes(fleets, metrics, clock, retry_after_s=settings.routing.retry_after_s, processes=processes)
     handler = GatewayHandler(api, forwarder, status, controller, metrics, clock)
     # Both settings add headers to every response, which the fast path cannot.
-    if isinstance(router, ImmediateRouter) and not cors.enabled and not settings.expose_node_header:
+    if isinstance(router, ImmediateRouter) and not cors.enabled and not settings.routing.expose_node_header:
         handler.fast_path = InferenceFastPath(
             fleets,
             router,

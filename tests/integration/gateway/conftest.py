@@ -15,9 +15,14 @@ import pytest
 
 from corral.gateway.main import Gateway, open_gateway
 from corral.gateway.routing.request import Router
-from corral.gateway.settings import GatewaySettings
 from corral.kit.clock import SystemClock
-from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController, key, running_controller
+from tests.integration.gateway.scripted_controller import (
+    GATEWAY_KEY,
+    ScriptedController,
+    key,
+    running_controller,
+    settings_with,
+)
 from tests.support.relay import HeldClock, hold_clock
 
 ADMIN, VIEWER, USER, LIMITED = "ck_admin", "ck_viewer", "ck_user", "ck_limited"
@@ -67,7 +72,7 @@ def open_one(socket: Path) -> OpenGateway:
             "drain_timeout_s": 10.0,
             **more,
         }
-        async with open_gateway(GatewaySettings(**settings), SystemClock(), router=router) as gateway:
+        async with open_gateway(settings_with(settings), SystemClock(), router=router) as gateway:
             yield gateway
 
     return opened

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import hashlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aiohttp import WSMsgType, web
+
+from corral.gateway.settings import GatewaySettings
+from corral.kit.settings import build_settings, describe
 
 GATEWAY_KEY = "ck_gatewaygatewaygateway"
 
@@ -218,3 +221,9 @@ async def running_controller(socket: Path, **more: Any) -> AsyncIterator[Scripte
         yield controller
     finally:
         await controller.stop()
+
+
+def settings_with(values: Mapping[str, Any]) -> GatewaySettings:
+    """Settings of a gateway by name, whatever group they are in."""
+    assert values.keys() <= {documented.name for documented in describe(GatewaySettings)}
+    return build_settings(GatewaySettings, values)

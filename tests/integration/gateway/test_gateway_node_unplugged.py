@@ -15,11 +15,10 @@ import pytest
 from aiohttp import web
 
 from corral.gateway.main import open_gateway
-from corral.gateway.settings import GatewaySettings
 from corral.kit.clock import SystemClock
 from tests.integration.gateway.conftest import KEYS, USER, bearer
 from tests.integration.gateway.fleet import CHAT, SHORT
-from tests.integration.gateway.scripted_controller import GATEWAY_KEY, running_controller
+from tests.integration.gateway.scripted_controller import GATEWAY_KEY, running_controller, settings_with
 from tests.integration.gateway.scripted_ingress import running_ingress
 from tests.support.network import Lan, two_machines
 from tests.support.waiting import promised, until
@@ -64,13 +63,8 @@ async def _unplugged(lan: Lan, far: socket.socket, path: Path) -> None:
     node = {"id": "n1", "name": "far", "status": "healthy", "ingress_url": f"http://{host}:{port}"}
     p1 = {"process_id": "p1", "node_id": "n1", "model": "small", "slots": 64}
     short: dict[str, Any] = {**SHORT, "eject_s": 60.0, "connect_timeout_s": 2.0, "upstream_dead_s": 2.0}
-    settings = GatewaySettings(
-        controller=f"unix:{path}",
-        gateway_key=GATEWAY_KEY,
-        port=0,
-        hints=False,
-        **short,
-    )
+    base = {"controller": f"unix:{path}", "gateway_key": GATEWAY_KEY, "port": 0, "hints": False}
+    settings = settings_with(base | short)
     async with (
         running_controller(path, keys=list(KEYS), models=[{"id": "small"}]) as controller,
         running_ingress("n2") as near,

@@ -19,17 +19,21 @@ from aiohttp import web
 
 from corral.contract.manifest import Manifest, Ready
 from corral.gateway.main import Gateway, open_gateway
-from corral.gateway.settings import GatewaySettings
 from corral.kit.clock import SystemClock
 from corral.worker.supervisor.spec import ProcessSpec
 from tests.integration.gateway.conftest import KEYS, USER, OpenGateway, bearer
 from tests.integration.gateway.fleet import CHAT, SHORT, GatewayFleet, open_fleet
-from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController, running_controller
+from tests.integration.gateway.scripted_controller import (
+    GATEWAY_KEY,
+    ScriptedController,
+    running_controller,
+    settings_with,
+)
 from tests.integration.gateway.scripted_ingress import running_ingress
+from tests.support.ingress_with_backends import NODE, Worksite, open_site
 from tests.support.network import Lan, two_machines
 from tests.support.processes import free_port
 from tests.support.waiting import promised, until
-from tests.support.worksite import NODE, Worksite, open_site
 
 PROCESS = Path(__file__).with_name("ingress_process.py")
 QUICK = {"ingress_silent_s": 0.3}
@@ -244,7 +248,7 @@ async def gateway_before(path: Path, node: dict[str, Any]) -> AsyncIterator[tupl
     settings: dict[str, Any] = {**SHORT, "controller": f"unix:{path}", "gateway_key": GATEWAY_KEY, "port": 0}
     async with (
         running_controller(path, keys=list(KEYS), models=[{"id": "small"}]) as controller,
-        open_gateway(GatewaySettings(**settings, hints=False), SystemClock()) as gateway,
+        open_gateway(settings_with({**settings, "hints": False}), SystemClock()) as gateway,
     ):
         controller.change(nodes=[node], replicas=[P1])
         await gateway.views.run_once()

@@ -14,10 +14,12 @@ from corral.gateway.routing.in_flight import InFlight
 from corral.gateway.routing.load_watcher import LoadWatcher
 from corral.gateway.routing.replicas import Route
 from corral.gateway.routing.request import RouteRequest
-from corral.gateway.routing.router import ReplicaRouter, RouterOptions
+from corral.gateway.routing.router import ReplicaRouter
+from corral.gateway.routing.settings import RoutingSettings
 from corral.gateway.view.fleet import Client, prepare_fleet
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
+from corral.kit.settings import Seconds
 from tests.support.scripted_controller_link import ScriptedControllerLink
 from tests.support.waiting import until
 from tests.unit.gateway.requests import a_request
@@ -68,7 +70,7 @@ def route_request() -> RouteRequest:
 
 def a_router(client: ScriptedLoads) -> tuple[ReplicaRouter, LoadWatcher]:
     loads = LoadWatcher(client, lambda: None, SystemClock(), poll_s=60.0)
-    return ReplicaRouter(InFlight(), loads, SystemClock(), RouterOptions(load_wait_s=0.0), nothing_new), loads
+    return ReplicaRouter(InFlight(), loads, SystemClock(), RoutingSettings(load_wait_s=Seconds(0)), nothing_new), loads
 
 
 async def steps(many: int = 8) -> None:
@@ -179,7 +181,7 @@ async def test_what_was_heard_of_a_model_goes_with_it() -> None:
     client = ScriptedLoads()
     client.answer.set()
     loads = LoadWatcher(client, lambda: None, SystemClock(), poll_s=1.0)
-    router = ReplicaRouter(InFlight(), loads, SystemClock(), RouterOptions(), nothing_new)
+    router = ReplicaRouter(InFlight(), loads, SystemClock(), RoutingSettings(), nothing_new)
     router.apply_view(view(warm=False))
     await loads.request("m")
     router.apply_view(view(warm=False))

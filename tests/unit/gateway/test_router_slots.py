@@ -18,9 +18,11 @@ from corral.gateway.routing.in_flight import Ejection, InFlight
 from corral.gateway.routing.load_watcher import LoadWatcher
 from corral.gateway.routing.replicas import Route
 from corral.gateway.routing.request import RouteRequest
-from corral.gateway.routing.router import ReplicaRouter, RouterOptions
+from corral.gateway.routing.router import ReplicaRouter
+from corral.gateway.routing.settings import RoutingSettings
 from corral.gateway.view.fleet import Client, Fleet, prepare_fleet
 from corral.kit.clock import SystemClock
+from corral.kit.settings import Seconds
 from tests.support.scripted_controller_link import ScriptedControllerLink
 from tests.unit.gateway.requests import a_request
 
@@ -61,7 +63,7 @@ class Floor:
         loads = LoadWatcher(NeverLoaded(), lambda: None, clock, poll_s=60.0)
         self.loads = loads
         self.router = ReplicaRouter(
-            self.in_flight, loads, clock, RouterOptions(load_wait_s=0.0, queue_limit=8), nothing_new
+            self.in_flight, loads, clock, RoutingSettings(load_wait_s=Seconds(0), queue_limit=8), nothing_new
         )
         self.ejection = Ejection(self.in_flight, lambda _s, call: self.later.append(call), first_s=1.0, cap_s=1.0)
         self.fleet: Fleet = prepare_fleet(FleetView(models=(MODEL,)))

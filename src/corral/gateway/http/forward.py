@@ -41,6 +41,7 @@ from corral.gateway.responses import Response
 from corral.gateway.routing.in_flight import Ejection
 from corral.gateway.routing.replicas import ReplicaTarget, Route
 from corral.gateway.routing.request import Router, RouteRequest, WaitTimes
+from corral.gateway.routing.settings import RoutingSettings
 from corral.gateway.view.fleet import Client, FleetSource
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
@@ -75,14 +76,6 @@ class ForwardTag(ReceiptTemplate):
         self.limiter = limiter
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardOptions:
-    patience: Patience
-    retry_after_s: float = 2.0
-    max_attempts: int = 4
-    expose_node: bool = False
-
-
 @dataclass(slots=True)
 class _RequestOutcome:
     """What happened to one request over all attempts, for its receipt."""
@@ -115,7 +108,8 @@ class Forwarder:
         ejection: Ejection,
         clock: Clock,
         cors: Cors,
-        options: ForwardOptions,
+        settings: RoutingSettings,
+        patience: Patience,
     ) -> None:
         self._fleets = fleets
         self._router = router
@@ -124,7 +118,8 @@ class Forwarder:
         self._ejection = ejection
         self._clock = clock
         self._cors = cors
-        self._options = options
+        self._settings = settings
+        self._patience = patience
         self._reader = FieldReader()
         self.retries = 0
 
@@ -203,7 +198,7 @@ class Forwarder:
                 outcome.result = await self._relay(request, responder, outcome, inference, route)
             except (BudgetExceeded, OSError) as error:
                 log.error("a request body could not be written to disk", reason=str(error))
-                return await self._send(request, responder, responses.no_space("disk", self._options.retry_after_s))
+                return await self._send(request, responder, responses.no_space("disk", self._settings.retry_after_s))
             except UpstreamFailed as failure:
                 if not self._can_retry(route, failure, outcome):
                     request.extra["error"] = str(failure)  # for the log line; the client gets a general message
@@ -232,7 +227,7 @@ class Forwarder:
             tap=outcome.tap,
             response_headers=(*self._cors.headers(request), *self._route_headers(route)),
             upgrade=bool(request.upgrade),
-            patience=self._options.patience,
+            patience=self._patience,
             unwanted=_is_internal,
         )
 
@@ -249,7 +244,7 @@ class Forwarder:
             if outcome.is_repeated:  # a request that makes processes end must not end all of them
                 return False
             outcome.is_repeated = True
-        return failure.resendable and outcome.attempts < self._options.max_attempts
+        return failure.resendable and outcome.attempts < self._settings.tries
 
     def _on_relayed(self, outcome: _RequestOutcome, route: Route, result: RelayResult) -> int:
         if route.replica is not None:
@@ -271,7 +266,7 @@ class Forwarder:
     def _route_headers(self, route: Route) -> Headers:
         headers: list[tuple[bytes, bytes]] = []
         if route.replica is not None:
-            if self._options.expose_node:
+            if self._settings.expose_node_header:
                 node = route.replica.node_name.encode("latin-1", "replace")
                 headers += [(b"x-corral-node", node), (b"x-localai-node", node)]
             if route.is_stand_in:
@@ -281,7 +276,7 @@ class Forwarder:
     def _failure_response(self, failure: UpstreamFailed) -> Response:
         is_ended = failure.status == _PROCESS_ENDED_STATUS
         status = _PROCESS_ENDED_STATUS if is_ended else responses.status_for(failure)
-        headers = (responses.retry_after(self._options.retry_after_s),) if status == 503 else ()
+        headers = (responses.retry_after(self._settings.retry_after_s),) if status == 503 else ()
         return responses.openai_error(
             status, _FAILURE_MESSAGES[status], kind=responses.SERVER, code="upstream_failed", headers=headers
         )

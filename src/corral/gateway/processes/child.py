@@ -115,13 +115,13 @@ async def _open(
     state = wiring.GatewayState(settings, in_flight, limiters)
     state.ejection = ejection = wiring.new_ejection(SharedEjection, settings, in_flight)
     async with open_link(address, gateway_key, tls=tls, timeout_s=settings.controller_timeout_s) as link:
-        parent = ParentLink(table, metrics, clock, settings.retry_after_s)
-        loads = LoadWatcher(link, parent.hint, clock, poll_s=settings.load_poll_s)
+        parent = ParentLink(table, metrics, clock, settings.routing.retry_after_s)
+        loads = LoadWatcher(link, parent.hint, clock, poll_s=settings.routing.load_poll_s)
         router = ChildRouter(
             in_flight,
             loads,
             clock,
-            wiring.router_options(settings),
+            settings.routing,
             parent.refresh,
             controller=address.target,
             local_sockets=wiring.local_sockets(settings, clock),

@@ -73,10 +73,8 @@ async def serve_processes(
         views = wiring.new_view_cache(settings, link, metrics, clock)
         table = SharedTable.create(settings.processes + 1)
         in_flight = SharedInFlight(table)
-        loads = LoadWatcher(link, views.hint, clock, poll_s=settings.load_poll_s)
-        router = ParentRouter(
-            in_flight, loads, clock, wiring.router_options(settings), views.refresh, controller=address.target
-        )
+        loads = LoadWatcher(link, views.hint, clock, poll_s=settings.routing.load_poll_s)
+        router = ParentRouter(in_flight, loads, clock, settings.routing, views.refresh, controller=address.target)
         wiring.count_waiting(metrics, router)
         listener = wiring.new_hint_listener(settings, link, views, metrics, in_flight, clock)
         sender = ReceiptSender(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 
 from corral.contract.http import Target
@@ -26,24 +25,13 @@ from corral.gateway.routing.prefixes import BLOCK, PrefixIndex, hash_blocks
 from corral.gateway.routing.queue import Waiter
 from corral.gateway.routing.replicas import ModelQueue, ModelRoute, ReplicaTarget, Route, find_leaving, place_replicas
 from corral.gateway.routing.request import RouteRequest, WaitTimes
+from corral.gateway.routing.settings import RoutingSettings
 from corral.gateway.routing.suggestions import ModelSuggestions
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 
-_DEFAULT_POLICY = Policy()
 _RETRY_S = 1.0  # for a model at its limit without a Retry-After of its own: as in LocalAI
 _CHECK_S = 5.0  # how often a waiting request checks which of its wait times applies
-
-
-@dataclass(frozen=True, slots=True)
-class RouterOptions:
-    load_wait_s: float = 60.0  # 0: without limit
-    queue_wait_s: float = 60.0
-    queue_limit: int = 1000
-    policy: Policy = _DEFAULT_POLICY
-    prefix_ttl_s: float = 300.0
-    prefix_half_life_s: float = 120.0
-    retry_after_s: float = 2.0
 
 
 class ReplicaRouter:
@@ -54,7 +42,7 @@ class ReplicaRouter:
         in_flight: InFlight,
         loads: LoadWatcher,
         clock: Clock,
-        options: RouterOptions,
+        settings: RoutingSettings,
         refresh: Callable[[], Awaitable[None]],
         *,
         controller: Target | None = None,
@@ -65,7 +53,8 @@ class ReplicaRouter:
         self._in_flight = in_flight
         self._loads = loads
         self._clock = clock
-        self._options = options
+        self._settings = settings
+        self._policy = Policy(prefix_cache=settings.prefix_cache)
         self._refresh = refresh
         self._controller = controller
         self._local_sockets = local_sockets
@@ -112,10 +101,10 @@ class ReplicaRouter:
 
     def _new_model_route(self, model: ViewModel) -> ModelRoute:
         known = self._model_routes.get(model.id)
-        policy = _policy(model.policy, self._options.policy)
+        policy = _policy(model.policy, self._policy)
         if known is None:
-            options = self._options
-            prefixes = PrefixIndex(ttl_s=options.prefix_ttl_s, half_life_s=options.prefix_half_life_s)
+            settings = self._settings
+            prefixes = PrefixIndex(ttl_s=settings.prefix_cache_ttl_s, half_life_s=settings.prefix_half_life_s)
             return ModelRoute(model, policy, self.new_queue(model.id), prefixes)
         return ModelRoute(model, policy, known.queue, known.prefixes, turn=known.turn)
 
@@ -252,7 +241,7 @@ class ReplicaRouter:
             status = None  # the next request tries again
         if status is not None and status.state == LoadState.FAILED:
             return responses.load_failed(name, status, failed_before=True)
-        return responses.model_loading(name, status, self._options.retry_after_s)
+        return responses.model_loading(name, status, self._settings.retry_after_s)
 
     def _stand_in(self, model_route: ModelRoute, request: RouteRequest) -> Route | None:
         """A slot of the stand-in model at once, whether or not the load can be requested now; None: it has no free
@@ -272,9 +261,9 @@ class ReplicaRouter:
     async def wait(self, model_route: ModelRoute, key_id: str, wait_times: WaitTimes) -> ReplicaTarget | Response:
         """Wait for a slot, or for the load of the model. `wait_times` gets the duration."""
         name, queue = model_route.model.id, model_route.queue
-        limit = self._options.queue_limit
+        limit = self._settings.queue_limit
         if queue.waiting >= limit:
-            return responses.queue_full(name, limit, self._options.retry_after_s)
+            return responses.queue_full(name, limit, self._settings.retry_after_s)
         started, cold = self._clock.monotonic(), not model_route.replicas
         served: asyncio.Future[ReplicaTarget | Response] = asyncio.get_running_loop().create_future()
         waiter: Waiter[object] = queue.add(key_id, partial(_resolve, served))
@@ -310,8 +299,8 @@ class ReplicaRouter:
         now = self._clock.monotonic()
         model_route = self._model_routes.get(name)
         if queue.ready_at is not None:
-            return max(started, queue.ready_at) + self._options.queue_wait_s - now
-        wait_s = (model_route.model.load_wait_s if model_route else 0.0) or self._options.load_wait_s
+            return max(started, queue.ready_at) + self._settings.queue_wait_s - now
+        wait_s = (model_route.model.load_wait_s if model_route else 0.0) or self._settings.load_wait_s
         return None if not wait_s else started + wait_s - now
 
     def _timeout_response(self, name: str) -> Response:
@@ -319,10 +308,10 @@ class ReplicaRouter:
         if model_route is None:
             return responses.unknown_model(name, installed=len(self._by_name))
         if model_route.replicas and all(replica.counter.is_ejected for replica in model_route.replicas):
-            return responses.unreachable(name, self._options.retry_after_s)
+            return responses.unreachable(name, self._settings.retry_after_s)
         if model_route.replicas:
-            return responses.all_busy(name, self._options.retry_after_s)
-        wait_s = model_route.model.load_wait_s or self._options.load_wait_s
+            return responses.all_busy(name, self._settings.retry_after_s)
+        wait_s = model_route.model.load_wait_s or self._settings.load_wait_s
         return responses.model_loading(name, self._loads.status(name), wait_s)
 
     def _record(self, wait_times: WaitTimes, queue: ModelQueue, started: float, *, cold: bool) -> None:
