@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from corral.kit.settings import BadSettings, setting
+from corral.kit.settings import BadSettings, plain_http_url, setting
 
 
 def _endpoint(value: str) -> str | None:
-    try:
-        parts = urlsplit(value)
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
-    except ValueError:
-        usable = False
-    if not usable:
-        return "not a URL; give one such as http://storage:9000"
-    if parts.username or parts.password:
-        return "the URL carries a password; give --storage-access-key and --storage-secret-key instead"
-    if parts.query or parts.fragment:
-        return f"{value!r} has a query; give only scheme, host and port"
-    return None
+    flags = "--storage-access-key and --storage-secret-key"
+    return plain_http_url(value, example="http://storage:9000", secret_flags=flags)
 
 
 def _bucket(value: str) -> str | None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union
+from urllib.parse import urlsplit
 
 from corral.kit.durations import format_duration, parse_duration_s
 from corral.kit.errors import CorralError
@@ -338,6 +339,23 @@ def at_least_one(value: int) -> str | None:
 
 def valid_port(value: int) -> str | None:
     return None if 0 <= value <= 65535 else f"{value} is not a port; give 0 (any free one) to 65535"
+
+
+def plain_http_url(value: str, *, example: str, secret_flags: str) -> str | None:
+    """A URL of scheme, host and port. `secret_flags`: where its secret goes, in words."""
+    try:
+        parts = urlsplit(value)
+        is_usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        shown = "this" if "@" in value else repr(value)  # it may carry a password
+        return f"{shown} is not a URL; give one such as {example}"
+    if parts.username or parts.password:
+        return f"the URL carries a password; give {secret_flags} instead"
+    if parts.query or parts.fragment:
+        return f"{value!r} has a query; give only scheme, host and port"
+    return None
 
 
 def valid_log_level(value: str) -> str | None:

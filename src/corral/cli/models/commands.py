@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,11 +21,8 @@ from corral.cli.common.options import (
     note_unread_galleries,
 )
 from corral.cli.common.output import (
-    DONE,
-    FAILED,
     is_interactive,
     key_value_lines,
-    print_error,
     print_json,
     print_line,
     print_note,
@@ -35,7 +33,7 @@ from corral.cli.models import files as model_files
 from corral.cli.models import replicas as model_replicas
 from corral.cli.models import text as model_text
 from corral.cli.models.install import install_models
-from corral.cli.models.options import File, Recreate, Set, changes_of, print_change, read_text
+from corral.cli.models.options import File, Recreate, Set, change_each, changes_of, print_change, read_text
 from corral.kit.errors import CorralError, Failed, NotFound
 from corral.kit.humanize import to_yaml
 
@@ -220,17 +218,8 @@ async def delete_models(
     if not yes:
         confirm(f"delete {', '.join(names)}")
 
-    done: list[ModelChanged] = []
-    code = DONE
-    for name in dict.fromkeys(names):
-        try:
-            done.append(await client.models.delete(name, force=force))
-        except CorralError as error:
-            print_error(error.message)
-            code = FAILED
-            continue
-        if not as_json:
-            print_change(done[-1])
+    delete = partial(client.models.delete, force=force)
+    done, code = await change_each(dict.fromkeys(names), delete, as_json=as_json)
     if as_json:
         print_json(done)
     return code

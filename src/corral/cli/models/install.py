@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_if_given
 from corral.cli.common.options import Detach, Json, reject_empty
-from corral.cli.common.output import DONE, FAILED, print_error, print_json, print_note
-from corral.cli.models.options import File, Recreate, Set, changes_of, print_change, read_documents
+from corral.cli.common.output import DONE, print_json, print_note
+from corral.cli.models.options import File, Recreate, Set, change_each, changes_of, read_documents
 from corral.cli.models.sources import (
     SourceOptions,
     check_source_options,
@@ -19,7 +19,6 @@ from corral.cli.models.sources import (
     print_plans,
 )
 from corral.cli.operations import watch
-from corral.kit.errors import CorralError
 
 if TYPE_CHECKING:
     from corral.client import Client
@@ -131,20 +130,14 @@ async def _install(
     client: Client, requests: Sequence[InstallModel], options: SourceOptions, *, detach: bool, as_json: bool
 ) -> int:
     """Install one after the other. A failure does not stop the rest."""
-    done: list[ModelChanged] = []
-    code = DONE
-    for each in requests:
-        try:
-            if is_source(each.model):
-                planned = await plan_source(client, each.model, options)
-                each = await prepare_install(client, planned, each, options)
-            done.append(await client.models.install(each))
-        except CorralError as error:
-            print_error(error.message)
-            code = FAILED
-            continue
-        if not as_json:
-            print_change(done[-1])
+
+    async def install(request: InstallModel) -> ModelChanged:
+        if is_source(request.model):
+            planned = await plan_source(client, request.model, options)
+            request = await prepare_install(client, planned, request, options)
+        return await client.models.install(request)
+
+    done, code = await change_each(requests, install, as_json=as_json)
     fetching = [each.job_id for each in done if each.job_id]
     if as_json:  # the result has the ids of the operations
         fetched = await watch.wait_silently(client, fetching) if fetching and not detach else DONE

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from corral.cli.common import declare
-from corral.cli.common.output import print_line, print_note, printable
+from corral.cli.common.output import DONE, FAILED, print_error, print_line, print_note, printable
 from corral.cli.models import text as model_text
-from corral.kit.errors import Invalid
+from corral.kit.errors import CorralError, Invalid
 
 if TYPE_CHECKING:
     from corral.contract.catalogue import ModelChanged
+
+T = TypeVar("T")
 
 File = Annotated[str, declare.Option("--file", "-f", metavar="FILE", help="YAML file with definitions; - reads stdin")]
 Set = Annotated[
@@ -46,6 +48,25 @@ def read_documents(file: str) -> list[str]:
         return model_text.documents(read_text(file))
     except ValueError as error:
         raise Invalid(f"{'stdin' if file == '-' else file}: {error}") from error
+
+
+async def change_each(
+    items: Iterable[T], change: Callable[[T], Awaitable[ModelChanged]], *, as_json: bool
+) -> tuple[list[ModelChanged], int]:
+    """One after the other, with a line for each (as JSON the caller prints the list). A failure does not stop the
+    rest."""
+    done: list[ModelChanged] = []
+    code = DONE
+    for each in items:
+        try:
+            done.append(await change(each))
+        except CorralError as error:
+            print_error(error.message)
+            code = FAILED
+            continue
+        if not as_json:
+            print_change(done[-1])
+    return done, code
 
 
 def print_change(changed: ModelChanged) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from corral.cli.common import declare
 from corral.cli.common.options import unknown_name
 from corral.cli.common.output import free_of_total, key_value_lines, printable, relative_time, table
-from corral.contract.admin import NodeView
+from corral.contract.admin import NodeView, main_problem
 from corral.contract.hardware import Device
 from corral.kit.humanize import format_bytes
 
@@ -52,15 +52,8 @@ def row(node: NodeView, now: datetime | None = None) -> tuple[str, ...]:
 
 def note(node: NodeView) -> str:
     """The most important problem or next step of a node, or nothing."""
-    if node.status == "pending":
-        return f"needs approval: corral nodes approve {shlex.quote(node.name)}"
-    if node.status == "offline":
-        return node.status_reason
-    if node.ingress_error:
-        return node.ingress_error
-    if node.bus_down:
-        return "the worker cannot reach the bus"
-    return "" if node.status == "healthy" else node.status_reason
+    pending = f"needs approval: corral nodes approve {shlex.quote(node.name)}"
+    return main_problem(node, pending=pending, bus_down="the worker cannot reach the bus")
 
 
 def _status(node: NodeView) -> str:

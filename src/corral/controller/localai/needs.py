@@ -1,4 +1,4 @@
-"""What of other rooms serving LocalAI workers takes. Records and Protocols only: importing this costs nothing."""
+"""What the code for LocalAI workers needs of other packages. Records and Protocols only: importing it costs nothing."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from corral.contract.admin import NodeView
+from corral.contract.admin import NodeView, main_problem
 from corral.controller.web.words import ago, parse_moment, used_of
 
 STATUSES = ("healthy", "pending", "unhealthy", "draining", "offline")  # in the order of the filter's buttons
@@ -57,7 +57,7 @@ def row_of(node: NodeView, now: datetime) -> NodeRow:
         kind="LocalAI" if node.compat else "",
         status=node.status,
         reason=node.status_reason,
-        note=note_of(node),
+        note=main_problem(node, pending="waits for approval", bus_down="cannot reach the bus: no new work"),
         platform=node.platform or "–",
         gpu=_gpu(node),
         gpu_title=node.capability,
@@ -80,19 +80,6 @@ def blank_row() -> NodeRow:
     """What the script copies for a node that was not there when the page was made."""
     none = Bar(0, 0)
     return NodeRow("", "", "", "", "", "", "–", "", "", none, none, none, (), (), "", "never", "–")
-
-
-def note_of(node: NodeView) -> str:
-    """The one thing a person should know about it, if there is one."""
-    if node.status == "pending":
-        return "waits for approval"
-    if node.status == "offline":
-        return node.status_reason
-    if node.ingress_error:
-        return node.ingress_error
-    if node.bus_down:
-        return "cannot reach the bus: no new work"
-    return "" if node.status == "healthy" else node.status_reason
 
 
 def _gpu(node: NodeView) -> str:

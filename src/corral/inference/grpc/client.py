@@ -106,6 +106,15 @@ class BackendClient:
         async with contextlib.aclosing(_resumed(first, replies)) as resumed, contextlib.aclosing(replies):
             yield resumed
 
+    async def enter_stream(self, stack: contextlib.AsyncExitStack, rpc: str, request: Message) -> Any | None:
+        """`stream` until the stack ends. None if the backend does not stream."""
+        try:
+            return await stack.enter_async_context(self.stream(rpc, request))
+        except ApiError as refused:
+            if refused.status != 501:
+                raise
+            return None
+
     async def _begin(self, rpc: str, request: Message) -> tuple[AsyncGenerator[Any, None], Any]:
         replies = self._replies(rpc, request)
         try:

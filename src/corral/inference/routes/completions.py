@@ -120,11 +120,8 @@ async def _send_whole(
 async def _replies(client: BackendClient, options: pb.PredictOptions) -> AsyncIterator[AsyncIterator[pb.Reply]]:
     """A stream of replies; from a backend without streams, one reply with the whole answer."""
     async with contextlib.AsyncExitStack() as stack:
-        try:
-            replies = await stack.enter_async_context(client.stream("PredictStream", options))
-        except ApiError as refused:
-            if refused.status != 501:
-                raise
+        replies = await client.enter_stream(stack, "PredictStream", options)
+        if replies is None:
             replies = _single(await client.call("Predict", options, pb.Reply))
         yield replies
 

@@ -174,11 +174,8 @@ def _headers(kind: str) -> Headers:
 async def _stream(client: BackendClient, order: pb.TTSRequest, responder: Responder, delivery: _Delivery) -> bool:
     """False if the backend does not stream; the caller then requests the whole file."""
     async with AsyncExitStack() as stack:
-        try:
-            replies = await stack.enter_async_context(client.stream("TTSStream", order))
-        except ApiError as refused:
-            if refused.status != 501:
-                raise
+        replies = await client.enter_stream(stack, "TTSStream", order)
+        if replies is None:
             return False
         audio = _audio(replies, delivery.header)
         if delivery.events:

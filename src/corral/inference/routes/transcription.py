@@ -70,11 +70,8 @@ def _transcript_request(client: BackendClient, form: FormBody, task: str) -> pb.
 
 async def _stream(client: BackendClient, request: pb.TranscriptRequest, responder: Responder) -> int:
     async with AsyncExitStack() as stack:
-        try:
-            replies = await stack.enter_async_context(client.stream("AudioTranscriptionStream", request))
-        except ApiError as refused:
-            if refused.status != 501:
-                raise
+        replies = await client.enter_stream(stack, "AudioTranscriptionStream", request)
+        if replies is None:
             request.stream = False
             replies = _single(await client.call("AudioTranscription", request, pb.TranscriptResult))
         await responder.stream(200, EVENTS, _events(replies))

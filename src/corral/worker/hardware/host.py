@@ -1,7 +1,7 @@
 """How the probe looks at the machine: files below one root, commands on PATH with a time limit, and a notice board.
 
-A test hands in another root and another environment; nothing else in this room opens a file of the system or starts a
-process. A thing that is not there is None, never an exception.
+A test hands in another root and another environment; nothing else in this package opens a file of the system or starts
+a process. A thing that is not there is None, never an exception.
 """
 
 from __future__ import annotations

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from corral.contract.budget import parse_budget
 from corral.contract.labels import parse_labels
 from corral.kit.ca_pin import is_pin, normalize_pin
 from corral.kit.process import HOME_DATA, resolve_data
-from corral.kit.settings import BadSettings, Seconds, at_least_one, positive, setting
+from corral.kit.settings import BadSettings, Seconds, at_least_one, plain_http_url, positive, setting
 
 MAX_NAME_LENGTH = 255
 
 
 def _http_url(value: str) -> str | None:
-    try:
-        parts = urlsplit(value)
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
-    except ValueError:
-        usable = False
-    if not usable:
-        return f"{value!r} is not a URL; give one such as https://controller:8080"
-    if parts.username or parts.password:
-        return "the URL carries a password; give the token with --token instead"
-    if parts.query or parts.fragment:
-        return f"{value!r} has a query; give only scheme, host and port"
-    return None
+    return plain_http_url(value, example="https://controller:8080", secret_flags="the token with --token")
 
 
 def _ca(value: str) -> str | None:
