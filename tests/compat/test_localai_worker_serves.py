@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.compat.localai_yard import ServingWorker, ServingYard
+from tests.compat.localai_fleet import ServingFleet, ServingWorker
 from tests.support.mock_media import (
     digest,
     image_request,
@@ -30,8 +30,8 @@ HELLO: Any = [{"role": "user", "content": "one two three"}]
 
 
 @pytest.fixture(scope="module")
-def yard(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[ServingYard]:
-    yard = ServingYard(tmp_path_factory.mktemp("yard"), postgres.new_database())
+def yard(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[ServingFleet]:
+    yard = ServingFleet(tmp_path_factory.mktemp("yard"), postgres.new_database())
     try:
         yard.cluster.start()
         yield yard
@@ -39,7 +39,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterat
         yard.cluster.close()
 
 
-async def test_everything_a_client_asks_through_any_controller(yard: ServingYard) -> None:
+async def test_everything_a_client_asks_through_any_controller(yard: ServingFleet) -> None:
     weights = yard.folder / "weights.bin"
     weights.write_bytes(b"weights" * 40_000)
     async with yard.worker("old-hand") as worker, yard.client() as client, yard.client(yard.two) as other:
@@ -80,7 +80,7 @@ async def test_everything_a_client_asks_through_any_controller(yard: ServingYard
         assert [row["node"] for row in told["replicas"]] == ["old-hand"]
 
 
-async def test_files_of_media_go_to_the_worker_and_come_back(yard: ServingYard) -> None:
+async def test_files_of_media_go_to_the_worker_and_come_back(yard: ServingFleet) -> None:
     async with yard.worker("fine-hand") as worker, yard.client() as client:
         await yard.model("painter")
         drawn = await client.images.generate(model="painter", prompt="a horse", size="16x8", n=2)
@@ -101,7 +101,7 @@ async def test_files_of_media_go_to_the_worker_and_come_back(yard: ServingYard) 
         await until(lambda: not [path for path in worker.files.left() if ".corral-requests" in path], "files removed")
 
 
-async def test_videos_sounds_voices_and_depths(yard: ServingYard) -> None:
+async def test_videos_sounds_voices_and_depths(yard: ServingFleet) -> None:
     async with yard.worker("deft-hand") as worker:
         await yard.model("artist")
 
@@ -134,7 +134,7 @@ async def test_videos_sounds_voices_and_depths(yard: ServingYard) -> None:
         await until(lambda: not [path for path in worker.files.left() if ".corral-requests" in path], "files removed")
 
 
-async def test_an_archive_is_unpacked_before_its_files_are_sent(yard: ServingYard) -> None:
+async def test_an_archive_is_unpacked_before_its_files_are_sent(yard: ServingFleet) -> None:
     packed = yard.folder / "voice.tar.gz"
     with tarfile.open(packed, "w:gz") as archive:
         for name, text in {"it/model.onnx": b"weights", "it/tokens.txt": b"a b"}.items():
@@ -152,7 +152,7 @@ async def test_an_archive_is_unpacked_before_its_files_are_sent(yard: ServingYar
         assert there == ["it/model.onnx", "it/tokens.txt"]
 
 
-async def test_who_leaves_stops_the_generation(yard: ServingYard) -> None:
+async def test_who_leaves_stops_the_generation(yard: ServingFleet) -> None:
     """With all slots taken by streams nobody reads any more, the next request would wait for ever."""
     hanging: Any = [{"role": "user", "content": "[[hang_after=2]] a b c"}]
     async with yard.worker("left-hand"), yard.client() as client:
@@ -166,7 +166,7 @@ async def test_who_leaves_stops_the_generation(yard: ServingYard) -> None:
         assert (await client.chat.completions.create(model="leaver", messages=HELLO)).choices
 
 
-async def test_one_that_dies_is_replaced_an_edit_and_a_drain_move_it_and_it_is_unloaded(yard: ServingYard) -> None:
+async def test_one_that_dies_is_replaced_an_edit_and_a_drain_move_it_and_it_is_unloaded(yard: ServingFleet) -> None:
     async with yard.worker("third-hand") as worker, yard.client() as client:
         await yard.model("mortal")
         await yard.api("POST", "/api/nodes/scheduling", {"model_name": "mortal", "min_replicas": 1})
@@ -196,7 +196,7 @@ async def test_one_that_dies_is_replaced_an_edit_and_a_drain_move_it_and_it_is_u
             await unload(yard, spare, client)
 
 
-async def unload(yard: ServingYard, worker: ServingWorker, client: openai.AsyncOpenAI) -> None:
+async def unload(yard: ServingFleet, worker: ServingWorker, client: openai.AsyncOpenAI) -> None:
     await yard.api("DELETE", "/api/nodes/scheduling/mortal")
     words: Any = [{"role": "user", "content": "[[piece_delay_s=0.5]] " + "word " * 7}]
     stream = await client.chat.completions.create(model="mortal", messages=words, stream=True)
@@ -213,7 +213,7 @@ async def unload(yard: ServingYard, worker: ServingWorker, client: openai.AsyncO
     await until(none_left, "no row")
 
 
-async def test_a_load_that_fails_says_why_and_leaves_nothing(yard: ServingYard) -> None:
+async def test_a_load_that_fails_says_why_and_leaves_nothing(yard: ServingFleet) -> None:
     async with yard.worker("sore-hand") as worker, yard.client() as client:
         await yard.model("broken", options=["load_fails:no such tensor"])
         with pytest.raises(openai.APIStatusError, match=r"no such tensor(.|\n)*its last lines(.|\n)*Listening on"):
@@ -228,7 +228,7 @@ async def test_a_load_that_fails_says_why_and_leaves_nothing(yard: ServingYard) 
 
 
 @pytest.mark.long
-async def test_controllers_that_come_back_find_what_runs_and_begin_anew_what_was_loading(yard: ServingYard) -> None:
+async def test_controllers_that_come_back_find_what_runs_and_begin_anew_what_was_loading(yard: ServingFleet) -> None:
     async with yard.worker("last-hand") as worker, yard.client() as client, yard.client(yard.two) as other:
         await yard.model("stayer")
         assert (await client.chat.completions.create(model="stayer", messages=HELLO)).choices

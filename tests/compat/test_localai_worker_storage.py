@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.compat.localai_fleet import ServingFleet, ServingWorker
 from tests.compat.localai_objects import LocalAIObjects
-from tests.compat.localai_yard import ServingWorker, ServingYard
 from tests.support.object_storage import ObjectStorage, open_object_storage
 from tests.support.waiting import until
 
@@ -26,14 +26,14 @@ def storage() -> Iterator[ObjectStorage]:
 
 
 @pytest.fixture(scope="module")
-def yard(tmp_path_factory: pytest.TempPathFactory, storage: ObjectStorage) -> Iterator[ServingYard]:
+def yard(tmp_path_factory: pytest.TempPathFactory, storage: ObjectStorage) -> Iterator[ServingFleet]:
     folder = tmp_path_factory.mktemp("yard")
     settings = {
         "LOCALAI_STORAGE_URL": storage.url,
         "LOCALAI_STORAGE_ACCESS_KEY": "access",
         "LOCALAI_STORAGE_SECRET_KEY": "hush-hush",
     }
-    yard = ServingYard(folder, f"sqlite:///{folder}/corral.db", members=1, **settings)
+    yard = ServingFleet(folder, f"sqlite:///{folder}/corral.db", members=1, **settings)
     try:
         yard.cluster.start()
         yield yard
@@ -54,7 +54,7 @@ def requests_of(storage: ObjectStorage) -> list[str]:
     return [key for key in storage.list_keys() if key.startswith("ephemeral/")]
 
 
-async def add_model(yard: ServingYard, name: str) -> Path:
+async def add_model(yard: ServingFleet, name: str) -> Path:
     weights = yard.folder / f"{name}.bin"
     weights.write_bytes(name.encode() * 2_000_000)
     source = {"filename": "w/weights one.bin", "uri": weights.as_uri()}
@@ -62,7 +62,7 @@ async def add_model(yard: ServingYard, name: str) -> Path:
     return weights
 
 
-async def test_files_of_models_and_requests_are_objects(yard: ServingYard, storage: ObjectStorage) -> None:
+async def test_files_of_models_and_requests_are_objects(yard: ServingFleet, storage: ObjectStorage) -> None:
     async with (
         yard.worker("store-hand", prepare=lambda worker: give_storage(worker, storage)) as worker,
         yard.client() as client,
@@ -92,7 +92,7 @@ async def test_files_of_models_and_requests_are_objects(yard: ServingYard, stora
 
 
 async def test_a_worker_that_cannot_reach_the_storage_gets_files_by_http(
-    yard: ServingYard, storage: ObjectStorage
+    yard: ServingFleet, storage: ObjectStorage
 ) -> None:
     def refuse(worker: ServingWorker) -> None:
         give_storage(worker, storage).refuses = "operation error S3: GetObject, 403 Forbidden"
@@ -108,7 +108,7 @@ async def test_a_worker_that_cannot_reach_the_storage_gets_files_by_http(
         await until(lambda: not requests_of(storage), "objects of requests deleted")
 
 
-async def test_a_worker_without_storage_gets_files_by_http(yard: ServingYard) -> None:
+async def test_a_worker_without_storage_gets_files_by_http(yard: ServingFleet) -> None:
     async with yard.worker("bare-hand") as worker, yard.client() as client:
         await add_model(yard, "orca")
         answer = await client.chat.completions.create(model="orca", messages=HELLO)

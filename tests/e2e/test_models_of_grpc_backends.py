@@ -1,4 +1,4 @@
-"""A model whose backend speaks only gRPC, asked through the whole house by OpenAI's own client, from cold."""
+"""A model whose backend speaks only gRPC, asked through the whole fleet by OpenAI's own client, from cold."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from corral.store.engine.transactions import Store
 from corral.store.tables import models
 
 
-class Cellar:
+class SimulatedFiles:
     """Files of models, on the controllers: there at once, later, or not at all."""
 
     def __init__(self, chance: Random) -> None:
@@ -39,7 +39,7 @@ class Cellar:
         return ("https://blobs.test",), "token"
 
 
-class Known(Models):
+class SimulatedModels(Models):
     """The catalogue without galleries, as far as loads need it."""
 
     def __init__(self, store: Store) -> None:

@@ -30,8 +30,8 @@ from corral.kit.settings import Seconds
 from corral.store.engine.inline_sqlite import StepHook, TransactionStep
 from corral.store.engine.transactions import Store
 from corral.store.tables.nodes import Heartbeat
-from tests.simulation.catalogue import Known
-from tests.simulation.stalls import LOAD_AGAIN_S
+from tests.simulation.catalogue import SimulatedModels
+from tests.simulation.processes import LOAD_AGAIN_S
 
 GUARD = Guard(40, 3)
 STALE_AFTER_S = 60.0
@@ -151,7 +151,7 @@ class Controller:
             store, self.bus, around.catalogue, leadership, self.changes, self.feed, clock, BACKENDS, PACE
         )
         dependencies = ReplicaDependencies(
-            Known(store), around.files, around.catalogue, self.backends.acceptor, self.changes
+            SimulatedModels(store), around.files, around.catalogue, self.backends.acceptor, self.changes
         )
         self.replicas = Replicas(store, self.bus, leadership, self.feed, clock, dependencies, REPLICAS, REPLICA_PACE)
         listening = ObservationWindow(self.bus, clock, longest_gap_s=STALE_AFTER_S / 2)

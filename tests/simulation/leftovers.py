@@ -13,8 +13,8 @@ from corral.store.tables.models import StoredModel
 from tests.simulation.facts import at_once
 
 if TYPE_CHECKING:
+    from tests.simulation.processes import Process
     from tests.simulation.simulation import Simulation
-    from tests.simulation.stalls import Process
     from tests.simulation.workers import Worker
 
 FOREIGN = "of-another-fleet"
@@ -39,7 +39,7 @@ def leave_behind(simulation: Simulation, chance: Random) -> None:
 def add_leftover(
     simulation: Simulation, worker: Worker, model: StoredModel, revision: str, *, replica: int, takes_s: float
 ) -> Process:
-    assert worker.stall is not None
+    assert worker.process_host is not None
     assert has_backend(worker, model), "a process runs from files"
     backend = str(model.definition["backend"])
     order = StartReplica(
@@ -52,10 +52,10 @@ def add_leftover(
         revision=revision,
         memory_bytes=_MEMORY_BYTES,
     )
-    process = worker.stall.leave_behind(order)
+    process = worker.process_host.leave_behind(order)
     simulation.note(worker.name, "has a leftover", process.process_id, model.id, replica, revision, takes_s)
     if takes_s:
-        simulation.spawn(worker.stall.serve_alone(process.process_id, takes_s))
+        simulation.spawn(worker.process_host.serve_alone(process.process_id, takes_s))
     return process
 
 
@@ -65,7 +65,7 @@ def has_backend(worker: Worker, model: StoredModel) -> bool:
 
 def _can_have(worker: Worker) -> bool:
     """It was there before: what is done with backends just now would have known of it from its beginning."""
-    return worker.stall is not None and worker.bus is not None and not worker.orders_under_way()
+    return worker.process_host is not None and worker.bus is not None and not worker.orders_under_way()
 
 
 async def _models(simulation: Simulation) -> list[StoredModel]:

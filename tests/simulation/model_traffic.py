@@ -31,7 +31,7 @@ class ModelPeople:
     """Each talks to whichever controller answers, and may never hear what became of it."""
 
     def __init__(self, simulation: Simulation, chance: Random) -> None:
-        self.house = simulation
+        self.sim = simulation
         self.chance = chance
         self._edits = 0
         self._groups = simulation.chance("groups")
@@ -52,16 +52,16 @@ class ModelPeople:
             await self.says(what)
 
     async def says(self, what: Callable[[Controller], Awaitable[Any]]) -> bool:
-        controller = self.house.some_controller()
+        controller = self.sim.some_controller()
         if controller is None:
             return False
         try:
             await controller.asked(lambda: what(controller))
         except Died:
-            self.house.note("person", "never hears from", controller.name)
+            self.sim.note("person", "never hears from", controller.name)
             return False
         except CorralError as error:
-            self.house.note("person", "is told", error.code, error.message)
+            self.sim.note("person", "is told", error.code, error.message)
             return False
         return True
 
@@ -91,7 +91,7 @@ class ModelPeople:
 
     async def put(self, controller: Controller, known: dict[str, Any], *, recreate: bool = False) -> None:
         definition = read_definition(known)
-        self.house.note("person", "defines", definition.name, definition.revision, "recreate" if recreate else "")
+        self.sim.note("person", "defines", definition.name, definition.revision, "recreate" if recreate else "")
         async with controller.store.write() as tx:
             before = await models.find(tx, definition.name)
             row = next_row(before, definition, origin=ModelOrigin.PERSON, recreate=recreate)
@@ -114,7 +114,7 @@ class ModelPeople:
                 {},
             )
         )
-        self.house.note("person", "schedules", name, known)
+        self.sim.note("person", "schedules", name, known)
         async with controller.store.write() as tx:
             if await models.find(tx, name) is None:
                 return
@@ -130,12 +130,12 @@ class ModelPeople:
 
     async def _unloads(self, controller: Controller) -> None:
         name = self.chance.choice(MODELS)
-        self.house.note("person", "unloads", name)
+        self.sim.note("person", "unloads", name)
         await controller.replicas.loads.unload(name, force=self.chance.random() < 0.2)
 
     async def _deletes(self, controller: Controller) -> None:
         name = self.chance.choice(MODELS)
-        self.house.note("person", "deletes model", name)
+        self.sim.note("person", "deletes model", name)
         async with controller.store.write() as tx:
             if await models.delete(tx, name):
                 await model_schedules.delete(tx, name)
@@ -148,7 +148,7 @@ class Clients:
     """Behind one gateway, whose view is some seconds old."""
 
     def __init__(self, simulation: Simulation, chance: Random) -> None:
-        self.house = simulation
+        self.sim = simulation
         self.chance = chance
         self._shown: tuple[ViewReplica, ...] = ()
         self._seen_at = float("-inf")
@@ -167,41 +167,41 @@ class Clients:
             if replica is None:
                 await self.ask_for(model)
                 return
-            worker = next(one for one in self.house.workers.values() if one.node_id == replica.node_id)
-            here = worker.stall if worker.bus is not None else None
+            worker = next(one for one in self.sim.workers.values() if one.node_id == replica.node_id)
+            here = worker.process_host if worker.bus is not None else None
             if here is not None and await here.ask(replica.process_id, model, replica.revision, takes_s):
                 return
             self._seen_at = float("-inf")
 
     async def _pick(self, model: str) -> ViewReplica | None:
-        if self.house.loop.time() - self._seen_at > _SEEN_FOR_S:
+        if self.sim.loop.time() - self._seen_at > _SEEN_FOR_S:
             await self._look()
         own = [replica for replica in self._shown if replica.model == model]
         sure = [replica for replica in own if not replica.last_resort]
         return self.chance.choice(sure or own) if own else None
 
     async def _look(self) -> None:
-        controller = self.house.some_controller()
+        controller = self.sim.some_controller()
         if controller is None:
             return
         try:
             self._shown = await controller.asked(lambda: _routing(controller))
-            self._seen_at = self.house.loop.time()
+            self._seen_at = self.sim.loop.time()
         except (Died, CorralError):
             return  # with no controller the last view serves on
 
     async def ask_for(self, model: str) -> None:
-        controller = self.house.some_controller()
+        controller = self.sim.some_controller()
         if controller is None:
             return
         try:
             status = await controller.asked(lambda: controller.replicas.loads.request(model))
-            self.house.note("client", "asks for", model, status.state)
-            self.house.asked.add(model)
+            self.sim.note("client", "asks for", model, status.state)
+            self.sim.asked.add(model)
         except Died:
-            self.house.note("client", "never hears of", model)
+            self.sim.note("client", "never hears of", model)
         except CorralError as error:
-            self.house.note("client", "is told", error.code, error.message)
+            self.sim.note("client", "is told", error.code, error.message)
 
 
 async def _routing(controller: Controller) -> tuple[ViewReplica, ...]:

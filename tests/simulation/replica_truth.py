@@ -209,8 +209,8 @@ async def unsettled(simulation: Simulation) -> list[str]:
     left += [f"{each} is said to run and does not" for each in sorted(wanted - there)]
     by_node = {worker.node_id: worker for worker in simulation.workers.values()}
     for replica in shown:
-        stall = by_node[replica.node_id].stall
-        if stall is None or stall.ingress.serving(replica.process_id) is None:
+        process_host = by_node[replica.node_id].process_host
+        if process_host is None or process_host.ingress.serving(replica.process_id) is None:
             left.append(f"{replica.process_id} of {replica.model} is shown, and refuses every request")
     return [*left, *await not_parted(simulation), *(await lacking(simulation)).values()]
 

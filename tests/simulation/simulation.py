@@ -38,13 +38,13 @@ from corral.store.engine.transactions import Store
 from corral.store.tables import node_labels, node_tombstones, nodes, revisions
 from corral.store.tables.nodes import Node
 from tests.simulation import at_rest
-from tests.simulation.catalogue import Cellar
+from tests.simulation.catalogue import SimulatedFiles
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Controller, Died, StoreLuck
 from tests.simulation.facts import FactsReader, Lately, at_once
-from tests.simulation.house_worker import disks_without_threads
+from tests.simulation.galleries import Galleries
+from tests.simulation.processes import BUSY_IS_KNOWN_S
+from tests.simulation.real_orders import disks_without_threads
 from tests.simulation.replica_truth import ReplicaTruth
-from tests.simulation.shelf import Shelf
-from tests.simulation.stalls import BUSY_IS_KNOWN_S
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Luck, Worker
 from tests.support import invariants
@@ -77,8 +77,8 @@ class Simulation:
         self.faults: list[str] = []  # what was found wrong
         self.luck = Luck()
         self.store_luck = StoreLuck(self.chance("store"))
-        self.catalogue = Shelf(self.chance("shelf"))
-        self.files = Cellar(self.chance("files"))
+        self.catalogue = Galleries(self.chance("shelf"))
+        self.files = SimulatedFiles(self.chance("files"))
         self.hub = _Hub(self, seed)
         self.controllers: dict[str, Controller | None] = {}
         self.workers: dict[str, Worker] = {}
@@ -152,8 +152,10 @@ class Simulation:
 
     def _is_surely_busy(self, node_id: str, process_id: str) -> bool:
         worker = next((one for one in self.workers.values() if one.node_id == node_id), None)
-        stall = worker.stall if worker is not None and worker.bus is not None else None
-        return stall is not None and self.is_load_known() and stall.busy_for_s(process_id) > BUSY_IS_KNOWN_S
+        process_host = worker.process_host if worker is not None and worker.bus is not None else None
+        return (
+            process_host is not None and self.is_load_known() and process_host.busy_for_s(process_id) > BUSY_IS_KNOWN_S
+        )
 
     def evicted_for(self, wanted: Collection[str], since: float) -> set[Key]:
         """Replicas that had to make room, from then on, for one of these models."""
@@ -214,8 +216,8 @@ class Simulation:
             worker = self.workers[name]
             if worker.bus is not None:
                 worker.bus.frozen = True
-            if worker.stall is not None:
-                worker.stall.die()
+            if worker.process_host is not None:
+                worker.process_host.die()
             task.cancel()
         if again_after_s is not None:
             self.later(again_after_s, lambda: self.start_worker(name))

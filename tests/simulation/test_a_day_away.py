@@ -24,27 +24,27 @@ def test_a_node_offline_for_a_day_then_back(template: Path, kind: type[Worker], 
     installed: list[bool] = []
     states: list[str] = []
 
-    async def story(house: Simulation) -> None:
-        house.store_luck.waits = 0.0
-        house.start_controller("c0")
-        house.add_worker(worker := kind(house, "w0", house.chance("w0")))
+    async def story(sim: Simulation) -> None:
+        sim.store_luck.waits = 0.0
+        sim.start_controller("c0")
+        sim.add_worker(worker := kind(sim, "w0", sim.chance("w0")))
         await asyncio.sleep(30)
-        house.kill_worker("w0")
-        controller = house.some_controller()
+        sim.kill_worker("w0")
+        controller = sim.some_controller()
         assert controller is not None
         request = parse_request(OperationKind.INSTALL, BackendRequest("vllm"), scope=Scope(ScopeKind.ALL))
         operation = (await controller.backends.operations.accept(request)).operation_id
-        house.accepted[operation] = "install"
+        sim.accepted[operation] = "install"
         await asyncio.sleep(awake_s)
         states.append((await controller.backends.operations.view(operation)).state)
         if awake_s < DAY_S:
-            house.kill_controller("c0")
+            sim.kill_controller("c0")
             await asyncio.sleep(DAY_S - awake_s)
-            house.start_controller("c1")
+            sim.start_controller("c1")
             await asyncio.sleep(60)
-            controller = house.some_controller()
+            controller = sim.some_controller()
             assert controller is not None
-        house.start_worker("w0")
+        sim.start_worker("w0")
         await asyncio.sleep(120)
         installed.append("vllm" in worker.disk.installed)
         states.append((await controller.backends.operations.view(operation)).state)

@@ -72,21 +72,21 @@ def test_no_timer_of_a_fault_outlives_the_time_of_trouble(template: Path, fault:
     245 and 1369 said that a silent node was not offline, and that two of three were."""
     seen: list[tuple[bool, bool]] = []
 
-    async def story(house: Simulation) -> None:
-        house.add_worker(CorralWorker(house, "w0", house.chance("w0")))
-        house.start_controller("c0")
+    async def story(sim: Simulation) -> None:
+        sim.add_worker(CorralWorker(sim, "w0", sim.chance("w0")))
+        sim.start_controller("c0")
         await asyncio.sleep(30)
-        buses, trouble = house.buses(), Trouble(house, house.chance("trouble"))
+        buses, trouble = sim.buses(), Trouble(sim, sim.chance("trouble"))
         for _ in range(10):
             fault(trouble)
-        house.heal()
+        sim.heal()
         since = [bus.connected_since for bus in buses]
         for bus in buses:
             bus.frozen = True
-        house.store_luck.away = True
+        sim.store_luck.away = True
         await asyncio.sleep(100)
         is_as_healed = [bus.connected_since for bus in buses] == since and all(bus.frozen for bus in buses)
-        seen.append((is_as_healed, house.store_luck.away))
+        seen.append((is_as_healed, sim.store_luck.away))
 
     simulate(0, template, chaos=story)
     assert seen == [(True, True)]
@@ -157,12 +157,12 @@ def test_a_row_written_after_its_end_is_noticed(template: Path) -> None:
 def test_an_outage_taken_for_the_death_of_all_is_noticed(template: Path) -> None:
     """No guard: a network that is cut takes the whole fleet offline."""
 
-    async def cut(house: Simulation) -> None:
-        house.start_controller("c0")
+    async def cut(sim: Simulation) -> None:
+        sim.start_controller("c0")
         for number in range(5):
-            house.add_worker(CorralWorker(house, f"w{number}", house.chance(f"w{number}")))
+            sim.add_worker(CorralWorker(sim, f"w{number}", sim.chance(f"w{number}")))
         await asyncio.sleep(60)
-        for worker in house.workers.values():
+        for worker in sim.workers.values():
             assert worker.bus is not None
             worker.bus.frozen = True
         await asyncio.sleep(200)
@@ -249,11 +249,11 @@ def _never(*_: object, **__: object) -> bool:
     ],
 )
 def test_a_trial_notices_what_it_is_for(template: Path, trial: str, fault: Any, said: str) -> None:
-    async def story(house: Simulation) -> None:
-        house.start_controller("c0")
-        house.add_worker(CorralWorker(house, "w0", house.chance("w0")))
+    async def story(sim: Simulation) -> None:
+        sim.start_controller("c0")
+        sim.add_worker(CorralWorker(sim, "w0", sim.chance("w0")))
         await asyncio.sleep(90)
-        await Trials(house).run(trial)
+        await Trials(sim).run(trial)
 
     simulate(0, template, chaos=story)
     with fault, pytest.raises(Broken, match=said):

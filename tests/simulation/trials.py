@@ -22,9 +22,9 @@ from corral.store.tables import model_schedules, models
 from corral.store.tables.models import StoredModel
 from tests.simulation import replica_truth
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Died
+from tests.simulation.galleries import BACKENDS
 from tests.simulation.leftovers import FOREIGN, add_leftover, has_backend
 from tests.simulation.model_traffic import ModelPeople
-from tests.simulation.shelf import BACKENDS
 from tests.simulation.workers import Worker
 from tests.support.replica_invariants import Key
 
@@ -38,7 +38,7 @@ _SILENT_S = STALE_AFTER_S + 50.0  # the limit, the monitor's round, the last flu
 
 class Trials:
     def __init__(self, simulation: Simulation) -> None:
-        self._house = simulation
+        self._simulation = simulation
         self._chance = simulation.chance("trial")
         self._began = 0.0
         self._wanted_room: frozenset[str] = frozenset()
@@ -46,10 +46,10 @@ class Trials:
     async def run(self, name: str = "") -> float:
         """One by its name, or by chance. How long it took: some two minutes. The caller sees to it that all comes to
         rest again."""
-        began, is_any = self._house.loop.time(), not name
+        began, is_any = self._simulation.loop.time(), not name
         self._began = began
-        wanting = await replica_truth.wanting_more(self._house)
-        self._wanted_room = frozenset(wanting) | await replica_truth.spread_thin(self._house)
+        wanting = await replica_truth.wanting_more(self._simulation)
+        self._wanted_room = frozenset(wanting) | await replica_truth.spread_thin(self._simulation)
         trials: dict[str, Callable[[], Awaitable[None]]] = {
             "bus away": self._bus_away,
             "database away": self._database_away,
@@ -61,11 +61,11 @@ class Trials:
         }
         name = name or self._chance.choice([*trials, "machines silent"])
         trials["group added"] = self._group_added
-        if is_any and self._house.chance("trial of groups").random() < 0.25:
+        if is_any and self._simulation.chance("trial of groups").random() < 0.25:
             name = "group added"
-        self._house.note("trial", name)
+        self._simulation.note("trial", name)
         await trials[name]()
-        return self._house.loop.time() - began
+        return self._simulation.loop.time() - began
 
     async def _nothing(self) -> None:
         """What is wanted stays; what nobody uses may go. A model that had too few replicas before, because nobody had
@@ -75,45 +75,45 @@ class Trials:
             await asyncio.sleep(15)
             now = Counter(one.model for one in await self._view())
             gave_way = Counter(model for _, model, _ in self._made_room())
-            for model, why in (await replica_truth.lacking(self._house)).items():
+            for model, why in (await replica_truth.lacking(self._simulation)).items():
                 may_lack = model in self._wanted_room or gave_way[model]
                 if not may_lack or now[model] < before[model] - gave_way[model]:
-                    self._house.failed(f"does not stay at rest: {why}")
+                    self._simulation.failed(f"does not stay at rest: {why}")
 
     def _made_room(self) -> set[Key]:
         """Replicas that ended for a model that waited for room before the trial began: no outage caused that. One that
         ends for a model which had all it wanted is not excused: then that model lost something in the trial."""
-        return self._house.evicted_for(self._wanted_room, self._began)
+        return self._simulation.evicted_for(self._wanted_room, self._began)
 
     # Outages that no warm request may notice.
 
     async def _bus_away(self) -> None:
-        for bus in self._house.buses():
+        for bus in self._simulation.buses():
             bus.lose_connection("a trial")
-        self._house.bus_trouble_at = self._house.loop.time()
+        self._simulation.bus_trouble_at = self._simulation.loop.time()
         await self._warm_for(_OUTAGE_S)
         for worker in self._workers():
-            row = self._house.node_row(worker.node_id)
+            row = self._simulation.node_row(worker.node_id)
             if worker.protocol and row is not None and not row.bus_down:
-                self._house.failed(f"{worker.name} said for a minute that its bus is down, and its row does not")
-        for bus in self._house.buses():
+                self._simulation.failed(f"{worker.name} said for a minute that its bus is down, and its row does not")
+        for bus in self._simulation.buses():
             bus.restore_connection()
-        self._house.bus_trouble_at = self._house.loop.time()
+        self._simulation.bus_trouble_at = self._simulation.loop.time()
         await self._warm_for(30.0)
         self._all_in_service()
 
     async def _database_away(self) -> None:
-        self._house.store_luck.away = True
+        self._simulation.store_luck.away = True
         await self._warm_for(_OUTAGE_S)
-        self._house.store_luck.away = False
+        self._simulation.store_luck.away = False
         await self._warm_for(30.0)
         self._all_in_service()
 
     async def _controller_dies(self) -> None:
-        name = self._chance.choice(sorted(self._house.controllers))
-        self._house.kill_controller(name)
+        name = self._chance.choice(sorted(self._simulation.controllers))
+        self._simulation.kill_controller(name)
         await self._warm_for(40.0)
-        self._house.start_controller(name)
+        self._simulation.start_controller(name)
         await self._warm_for(50.0)
         self._all_in_service()
 
@@ -122,24 +122,24 @@ class Trials:
         before = await self._view()
         kept = await self._promised(before)
         promised = [one for one in before if one.model in kept]
-        ends = self._house.loop.time() + seconds
-        while self._house.loop.time() < ends:
+        ends = self._simulation.loop.time() + seconds
+        while self._simulation.loop.time() < ends:
             await asyncio.sleep(_ASK_EVERY_S)
             shown = await self._view()
             answering = {one.model for one in (*before, *shown) if self._answers(one)}
             made_room = self._made_room()
             warm = {one.model for one in promised if (one.node_id, one.model, one.replica) not in made_room}
             for model in sorted(warm - answering):
-                self._house.failed(f"{model} was warm, and an outage left it without an answer")
+                self._simulation.failed(f"{model} was warm, and an outage left it without an answer")
             for model in sorted(warm - {one.model for one in shown}):
-                self._house.failed(f"{model} was warm, and an outage took it out of the view")
+                self._simulation.failed(f"{model} was warm, and an outage took it out of the view")
 
     async def _promised(self, shown: tuple[ViewReplica, ...]) -> set[str]:
         """The models that stay though nobody uses them. Not so those with `idle_unload`; nor those of which only an
         earlier revision answers, because there is no place for their own: unused it leaves, unless a schedule has a
         minimum (`scaling.py`)."""
         known = {row.id: row for row in await self._models()}
-        async with self._house.store.read() as tx:
+        async with self._simulation.store.read() as tx:
             required = {row.model for row in await model_schedules.list_(tx) if row.min_replicas}
         own = {one.model for one in shown if one.revision == known[one.model].revision}
         return {
@@ -149,14 +149,14 @@ class Trials:
         }
 
     def _answers(self, replica: ViewReplica) -> bool:
-        worker = next(one for one in self._house.workers.values() if one.node_id == replica.node_id)
-        return worker.stall is not None and worker.stall.ingress.serving(replica.process_id) is not None
+        worker = next(one for one in self._simulation.workers.values() if one.node_id == replica.node_id)
+        return worker.process_host is not None and worker.process_host.ingress.serving(replica.process_id) is not None
 
     def _all_in_service(self) -> None:
         for worker in self._workers():
-            row = self._house.node_row(worker.node_id)
+            row = self._simulation.node_row(worker.node_id)
             if row is not None and row.status not in ("healthy", "draining"):
-                self._house.failed(f"{worker.name} is {row.status} after an outage that was not its own")
+                self._simulation.failed(f"{worker.name} is {row.status} after an outage that was not its own")
 
     # Machines that fall silent.
 
@@ -172,15 +172,15 @@ class Trials:
         await asyncio.sleep(_SILENT_S)
         out = [worker.name for worker in silent if self._is_offline(worker)]
         if together and len(out) * 100 > GUARD.share_percent * len(every):
-            self._house.failed(f"{len(out)} of {len(every)} were taken out together")
+            self._simulation.failed(f"{len(out)} of {len(every)} were taken out together")
         if not together and not out:
-            self._house.failed(f"{silent[0].name} has been silent for {_SILENT_S:.0f} s and is not offline")
+            self._simulation.failed(f"{silent[0].name} has been silent for {_SILENT_S:.0f} s and is not offline")
         for worker in silent:
             self._hush(worker, silent=False)
-        self._house.bus_trouble_at = self._house.loop.time()
+        self._simulation.bus_trouble_at = self._simulation.loop.time()
 
     def _hush(self, worker: Worker, *, silent: bool) -> None:
-        self._house.bus_trouble_at = self._house.loop.time()
+        self._simulation.bus_trouble_at = self._simulation.loop.time()
         worker.silent = silent
         if worker.bus is not None:
             worker.bus.frozen = silent
@@ -190,23 +190,23 @@ class Trials:
     async def _leftovers(self) -> None:
         """The idle one ends, the busy one when its request has ended; neither ever answers."""
         known = await self._models()
-        machines = [worker for worker in self._workers() if worker.stall is not None and worker.bus is not None]
+        machines = [worker for worker in self._workers() if worker.process_host is not None and worker.bus is not None]
         pairs = [(model, worker) for model in known for worker in machines if has_backend(worker, model)]
         if not pairs:
             return
         model, worker = self._chance.choice(pairs)
-        add_leftover(self._house, worker, model, FOREIGN, replica=6, takes_s=0.0)
-        busy = add_leftover(self._house, worker, model, FOREIGN, replica=7, takes_s=240.0)
+        add_leftover(self._simulation, worker, model, FOREIGN, replica=6, takes_s=0.0)
+        busy = add_leftover(self._simulation, worker, model, FOREIGN, replica=7, takes_s=240.0)
         await asyncio.sleep(230)
         if busy.process_id not in worker.disk.processes:
-            self._house.failed(f"the leftover {busy.process_id} was busy, and is gone")
+            self._simulation.failed(f"the leftover {busy.process_id} was busy, and is gone")
 
     # Models that exclude each other.
 
     async def _group_added(self) -> None:
         """Two that run on one machine are given a common group. One of them leaves: `replica_truth.not_parted` says at
         rest whether it has."""
-        people = ModelPeople(self._house, self._chance)
+        people = ModelPeople(self._simulation, self._chance)
         known = {row.id: row for row in await self._models()}
         for worker in self._workers():
             there = sorted({process.order.model for process in worker.disk.processes.values()} & known.keys())
@@ -224,47 +224,47 @@ class Trials:
         """The machine stops what it is at, though nobody but the person who cancelled says a word."""
         healthy = [worker for worker in self._workers() if worker.protocol and self._is_healthy(worker)]
         free = [(one, name) for one in healthy for name in BACKENDS if name not in one.disk.installed]
-        controller = self._house.some_controller()
+        controller = self._simulation.some_controller()
         if not free or controller is None:
             return
         worker, backend = self._chance.choice(free)
-        before, self._house.luck.takes_s = self._house.luck.takes_s, (400.0, 500.0)
+        before, self._simulation.luck.takes_s = self._simulation.luck.takes_s, (400.0, 500.0)
         request = parse_request(
             OperationKind.INSTALL, BackendRequest(backend), scope=Scope(ScopeKind.NODE, worker.node_id)
         )
         operations = controller.backends.operations
         try:
             accepted = await controller.asked(lambda: operations.accept(request))
-            self._house.accepted[accepted.operation_id] = "install"
+            self._simulation.accepted[accepted.operation_id] = "install"
             await asyncio.sleep(20)
             begun = accepted.operation_id in worker.orders_under_way()
             await controller.asked(lambda: operations.cancel(accepted.operation_id))
         except (Died, CorralError) as error:
-            self._house.note("trial", "ends early", str(error))
+            self._simulation.note("trial", "ends early", str(error))
             return
         finally:
-            self._house.luck.takes_s = before
+            self._simulation.luck.takes_s = before
         await asyncio.sleep(60)
         if begun and accepted.operation_id in worker.orders_under_way():
-            self._house.failed(f"{worker.name} goes on with {backend}, which was cancelled a minute ago")
+            self._simulation.failed(f"{worker.name} goes on with {backend}, which was cancelled a minute ago")
 
     # What there is.
 
     def _workers(self) -> list[Worker]:
-        return [worker for _, worker in sorted(self._house.workers.items()) if not worker.deleted]
+        return [worker for _, worker in sorted(self._simulation.workers.items()) if not worker.deleted]
 
     def _is_healthy(self, worker: Worker) -> bool:
-        row = self._house.node_row(worker.node_id)
+        row = self._simulation.node_row(worker.node_id)
         return row is not None and row.status == "healthy"
 
     def _is_offline(self, worker: Worker) -> bool:
-        row = self._house.node_row(worker.node_id)
+        row = self._simulation.node_row(worker.node_id)
         return row is not None and row.status == "offline"
 
     async def _view(self) -> tuple[ViewReplica, ...]:
-        async with self._house.store.read() as tx:
+        async with self._simulation.store.read() as tx:
             return (await read_routing(tx))[0]
 
     async def _models(self) -> list[StoredModel]:
-        async with self._house.store.read() as tx:
+        async with self._simulation.store.read() as tx:
             return await models.list_(tx)

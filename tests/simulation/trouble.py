@@ -14,10 +14,10 @@ from corral.kit.errors import CorralError
 from corral.store.records import BackendRequest, Scope, ScopeKind
 from corral.store.tables import node_labels, nodes, operations, revisions
 from tests.simulation.controllers import Controller, Died
-from tests.simulation.house_worker import HouseWorker
+from tests.simulation.galleries import BACKENDS
 from tests.simulation.leftovers import leave_behind
 from tests.simulation.model_traffic import Clients, ModelPeople
-from tests.simulation.shelf import BACKENDS
+from tests.simulation.real_orders import WorkerWithRealOrders
 from tests.simulation.simulation import Simulation
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
 
@@ -48,32 +48,32 @@ async def chaos(simulation: Simulation) -> None:
 
 class Trouble:
     def __init__(self, simulation: Simulation, chance: Random) -> None:
-        self.house = simulation
+        self.sim = simulation
         self.chance = chance
 
     def set_up(self) -> None:
         """Every seed is another fleet with other weaknesses."""
-        house, chance = self.house, self.chance
+        sim, chance = self.sim, self.chance
         for index in range(chance.choice((1, 2, 2, 3))):
-            house.start_controller(f"c{index}")
+            sim.start_controller(f"c{index}")
         for index in range(chance.choice((1, 2, 3, 4, 5))):
             self._add_worker(f"w{index}")
         if chance.random() < 0.8:
-            house.hub.faults = Faults(
+            sim.hub.faults = Faults(
                 drop=chance.choice((0.0, 0.02, 0.1, 0.3)),
                 duplicate=chance.choice((0.0, 0.05, 0.2)),
                 delay_s=(0.0, chance.choice((0.0, 0.05, 0.5, 3.0))),
             )
-        house.luck.fails = house.files.fails = chance.choice((0.0, 0.1, 0.4))
-        house.luck.permanently = chance.choice((0.0, 0.3))
-        house.luck.slow = chance.choice((0.0, 0.1, 0.4))
-        house.luck.dies = chance.choice((0.0, 0.01, 0.05))
-        house.store_luck.waits = chance.choice((0.0, 0.1, 0.5))
-        house.store_luck.fails = chance.choice((0.0, 0.002, 0.02))
-        house.store_luck.dies = chance.choice((0.0, 0.0005, 0.003))
+        sim.luck.fails = sim.files.fails = chance.choice((0.0, 0.1, 0.4))
+        sim.luck.permanently = chance.choice((0.0, 0.3))
+        sim.luck.slow = chance.choice((0.0, 0.1, 0.4))
+        sim.luck.dies = chance.choice((0.0, 0.01, 0.05))
+        sim.store_luck.waits = chance.choice((0.0, 0.1, 0.5))
+        sim.store_luck.fails = chance.choice((0.0, 0.002, 0.02))
+        sim.store_luck.dies = chance.choice((0.0, 0.0005, 0.003))
 
     async def run(self) -> None:
-        house, chance = self.house, self.chance
+        sim, chance = self.sim, self.chance
         every_s = chance.choice((8.0, 20.0, 60.0))
         happenings: list[Callable[[], None]] = [
             self._controller_dies,
@@ -98,7 +98,7 @@ class Trouble:
             self._leftover,
             self._leftover,
         ]
-        house.while_failing(0.0, self._controllers_return)
+        sim.while_failing(0.0, self._controllers_return)
         while True:
             await asyncio.sleep(chance.expovariate(1 / every_s))
             chance.choice(happenings)()
@@ -106,51 +106,51 @@ class Trouble:
     def _add_worker(self, name: str) -> None:
         ram = self.chance.choice((12, 16, 48)) << 30
         known = {"total_ram": ram, "available_ram": ram, **self.chance.choice(_MACHINES)}
-        kinds: tuple[type[Worker], ...] = (HouseWorker, CorralWorker, LocalAIWorker)
+        kinds: tuple[type[Worker], ...] = (WorkerWithRealOrders, CorralWorker, LocalAIWorker)
         kind = self.chance.choices(kinds, (10, 5, 3))[0]
-        worker = kind(self.house, name, self.house.chance(f"worker {name}"), **known)
+        worker = kind(self.sim, name, self.sim.chance(f"worker {name}"), **known)
         if isinstance(worker, LocalAIWorker):
             worker.digests = self.chance.random() < 0.5
         for backend in BACKENDS:  # somebody's own doing, before we came
             if self.chance.random() < 0.1:
                 worker.change("install", backend, f"sha256:{backend}-old", "0.9")
-        self.house.add_worker(worker)
+        self.sim.add_worker(worker)
 
     def _controllers_return(self) -> None:
         """Somebody looks after the controllers: those that died are started again."""
-        for name in self.house.controllers:
-            self.house.start_controller(name)
-        self.house.while_failing(self.chance.uniform(1, 40), self._controllers_return)
+        for name in self.sim.controllers:
+            self.sim.start_controller(name)
+        self.sim.while_failing(self.chance.uniform(1, 40), self._controllers_return)
 
     def _controller_dies(self) -> None:
-        self.house.kill_controller(self.chance.choice(sorted(self.house.controllers)))
+        self.sim.kill_controller(self.chance.choice(sorted(self.sim.controllers)))
 
     def _worker_dies(self) -> None:
         hours = self.chance.random() < 0.05
         away_s = self.chance.uniform(600, 7200) if hours else self.chance.choice((1.0, 10.0, 90.0, 200.0))
-        self.house.kill_worker(self.chance.choice(sorted(self.house.workers)), away_s)
+        self.sim.kill_worker(self.chance.choice(sorted(self.sim.workers)), away_s)
 
     def _bus_breaks(self) -> None:
         bus = self._some_bus()
         if bus is None:
             return
-        self.house.note(bus.name, "is cut off")
-        self.house.bus_trouble_at = self.house.loop.time()
+        self.sim.note(bus.name, "is cut off")
+        self.sim.bus_trouble_at = self.sim.loop.time()
         bus.lose_connection("cut off")
-        self.house.while_failing(self.chance.uniform(0.1, 90), lambda: self._reconnected(bus))
+        self.sim.while_failing(self.chance.uniform(0.1, 90), lambda: self._reconnected(bus))
 
     def _bus_falls_silent(self) -> None:
         """Nobody knows of it until the connection is given up."""
         bus = self._some_bus()
         if bus is None:
             return
-        self.house.note(bus.name, "falls silent")
-        self.house.bus_trouble_at = self.house.loop.time()
+        self.sim.note(bus.name, "falls silent")
+        self.sim.bus_trouble_at = self.sim.loop.time()
         bus.frozen = True
-        self.house.while_failing(self.chance.uniform(1, 60), lambda: self._found_silent(bus))
+        self.sim.while_failing(self.chance.uniform(1, 60), lambda: self._found_silent(bus))
 
     def _some_bus(self) -> LocalBus | None:
-        buses = self.house.buses()
+        buses = self.sim.buses()
         return self.chance.choice(buses) if buses else None
 
     def _found_silent(self, bus: LocalBus) -> None:
@@ -158,72 +158,72 @@ class Trouble:
         self._reconnected(bus)
 
     def _reconnected(self, bus: LocalBus) -> None:
-        self.house.bus_trouble_at = self.house.loop.time()
-        if bus in self.house.buses():  # else its process has died meanwhile
+        self.sim.bus_trouble_at = self.sim.loop.time()
+        if bus in self.sim.buses():  # else its process has died meanwhile
             bus.restore_connection()
 
     def _database_away(self) -> None:
-        self.house.note("the database goes away")
-        self.house.store_luck.away = True
-        self.house.while_failing(self.chance.uniform(1, 60), self._database_back)
+        self.sim.note("the database goes away")
+        self.sim.store_luck.away = True
+        self.sim.while_failing(self.chance.uniform(1, 60), self._database_back)
 
     def _database_back(self) -> None:
-        self.house.store_luck.away = False
+        self.sim.store_luck.away = False
 
     def _database_away_for_one(self) -> None:
-        controller = self.house.some_controller()
+        controller = self.sim.some_controller()
         if controller is not None:
-            self.house.note(controller.name, "loses the database")
+            self.sim.note(controller.name, "loses the database")
             controller.store_away = True
-            self.house.while_failing(self.chance.uniform(1, 60), lambda: setattr(controller, "store_away", False))
+            self.sim.while_failing(self.chance.uniform(1, 60), lambda: setattr(controller, "store_away", False))
 
     def _gallery_away(self) -> None:
-        self.house.note("the gallery goes away")
-        self.house.catalogue.away = True
-        self.house.while_failing(self.chance.uniform(5, 120), lambda: setattr(self.house.catalogue, "away", False))
+        self.sim.note("the gallery goes away")
+        self.sim.catalogue.away = True
+        self.sim.while_failing(self.chance.uniform(5, 120), lambda: setattr(self.sim.catalogue, "away", False))
 
     def _files_away(self) -> None:
-        self.house.note("the files of models go away")
-        self.house.files.away = True
-        self.house.while_failing(self.chance.uniform(5, 90), lambda: setattr(self.house.files, "away", False))
+        self.sim.note("the files of models go away")
+        self.sim.files.away = True
+        self.sim.while_failing(self.chance.uniform(5, 90), lambda: setattr(self.sim.files, "away", False))
 
     def _machine_reboots(self) -> None:
-        self.house.reboot(self.chance.choice(sorted(self.house.workers)), self.chance.choice((5.0, 30.0, 150.0)))
+        self.sim.reboot(self.chance.choice(sorted(self.sim.workers)), self.chance.choice((5.0, 30.0, 150.0)))
 
     def _process_crashes(self) -> None:
-        worker = self.house.workers[self.chance.choice(sorted(self.house.workers))]
-        if worker.stall is not None and worker.bus is not None and worker.disk.processes:
+        worker = self.sim.workers[self.chance.choice(sorted(self.sim.workers))]
+        if worker.process_host is not None and worker.bus is not None and worker.disk.processes:
             process_id = self.chance.choice(sorted(worker.disk.processes))
-            self.house.note(worker.name, "has a process crash", process_id)
-            worker.stall.crash(process_id)
+            self.sim.note(worker.name, "has a process crash", process_id)
+            worker.process_host.crash(process_id)
 
     def _memory_taken(self) -> None:
         """Other programs leave about as much as one or two models need."""
-        worker = self.house.workers[self.chance.choice(sorted(self.house.workers))]
+        worker = self.sim.workers[self.chance.choice(sorted(self.sim.workers))]
         left = int((self.chance.choice((4, 4, 8, 10)) + self.chance.uniform(-1.0, 1.5)) * GIB)
-        used = worker.stall.used_bytes if worker.stall is not None else 0
+        used = worker.process_host.used_bytes if worker.process_host is not None else 0
         worker.others_bytes = max(0, int(worker.known["total_ram"]) - used - left)
-        self.house.note(worker.name, "has other programs that take", worker.others_bytes)
-        self.house.while_failing(self.chance.uniform(20, 120), lambda: setattr(worker, "others_bytes", 0))
+        self.sim.note(worker.name, "has other programs that take", worker.others_bytes)
+        self.sim.while_failing(self.chance.uniform(20, 120), lambda: setattr(worker, "others_bytes", 0))
 
     def _leftover(self) -> None:
-        leave_behind(self.house, self.chance)
+        leave_behind(self.sim, self.chance)
 
     def _newer_build(self) -> None:
         name = self.chance.choice(BACKENDS)
-        self.house.note("a newer build of", name)
-        self.house.catalogue.publish(name)
+        self.sim.note("a newer build of", name)
+        self.sim.catalogue.publish(name)
 
     def _machine_joins(self) -> None:
-        if len(self.house.workers) < 8:
-            self._add_worker(f"w{len(self.house.workers)}")
+        if len(self.sim.workers) < 8:
+            self._add_worker(f"w{len(self.sim.workers)}")
 
 
 class People:
     """Each talks to whichever controller answers, and may never hear what became of it."""
 
     def __init__(self, simulation: Simulation, chance: Random) -> None:
-        self.house = simulation
+        self.sim = simulation
         self.chance = chance
 
     async def run(self) -> None:
@@ -234,7 +234,7 @@ class People:
                 tasks.create_task(self._somebody())
 
     async def _somebody(self) -> None:
-        controller = self.house.some_controller()
+        controller = self.sim.some_controller()
         if controller is None:
             return
         what: Callable[[Controller], Awaitable[Any]] = self.chance.choices(
@@ -254,9 +254,9 @@ class People:
         try:
             await controller.asked(lambda: what(controller))
         except Died:
-            self.house.note("person", "never hears from", controller.name)
+            self.sim.note("person", "never hears from", controller.name)
         except CorralError as error:
-            self.house.note("person", "is told", error.code, error.message)
+            self.sim.note("person", "is told", error.code, error.message)
 
     async def _asks(self, controller: Controller) -> None:
         kind = self.chance.choices(("install", "upgrade", "delete", "rollback"), (10, 5, 5, 2))[0]
@@ -272,39 +272,39 @@ class People:
         request = parse_request(
             OperationKind(kind), BackendRequest(backend), scope=scope, force=force, max_parallel=most
         )
-        self.house.note("person", "asks", controller.name, kind, backend, scope.kind, scope.value, force)
+        self.sim.note("person", "asks", controller.name, kind, backend, scope.kind, scope.value, force)
         accepted = await controller.backends.operations.accept(request)
-        self.house.note("person", "is told", accepted.operation_id)
-        self.house.accepted[accepted.operation_id] = kind
+        self.sim.note("person", "is told", accepted.operation_id)
+        self.sim.accepted[accepted.operation_id] = kind
 
     async def _cancels(self, controller: Controller) -> None:
         id = await self._some_operation()
-        self.house.note("person", "cancels", id)
+        self.sim.note("person", "cancels", id)
         await controller.backends.operations.cancel(id)
 
     async def _cancels_one(self, controller: Controller) -> None:
         id, node = await self._some_operation(), self._node()
-        self.house.note("person", "cancels", id, "on", node)
+        self.sim.note("person", "cancels", id, "on", node)
         await controller.backends.operations.cancel(id, node=node)
 
     async def _withdraws(self, controller: Controller) -> None:
         id = await self._some_operation()
-        self.house.note("person", "withdraws", id)
+        self.sim.note("person", "withdraws", id)
         await controller.backends.operations.withdraw(id)
 
     async def _retries(self, controller: Controller) -> None:
         id = await self._some_operation()
-        self.house.note("person", "retries", id)
+        self.sim.note("person", "retries", id)
         accepted = await controller.backends.operations.retry(id)
-        self.house.accepted[accepted.operation_id] = "retry"
+        self.sim.accepted[accepted.operation_id] = "retry"
 
     async def _dismisses(self, controller: Controller) -> None:
         await controller.backends.operations.dismiss(await self._some_operation())
 
     async def _drains(self, controller: Controller) -> None:
         node = self._node()
-        self.house.note("person", "drains", node)
-        self.house.spawn(self._resumes(node, self.chance.uniform(5, 60)))
+        self.sim.note("person", "drains", node)
+        self.sim.spawn(self._resumes(node, self.chance.uniform(5, 60)))
         await controller.changes.apply(node, NodeEvent.DRAIN_REQUESTED)
 
     async def _resumes(self, node: str, after_s: float) -> None:
@@ -312,7 +312,7 @@ class People:
         await asyncio.sleep(after_s)
         resumed = False
         while not resumed:
-            controller = self.house.some_controller()
+            controller = self.sim.some_controller()
             resumed = controller is not None and await self._resumed(controller, node)
             await asyncio.sleep(1)
 
@@ -327,7 +327,7 @@ class People:
 
     async def _deletes_node(self, controller: Controller) -> None:
         node = self._node()
-        self.house.note("person", "deletes node", node)
+        self.sim.note("person", "deletes node", node)
         async with controller.store.write() as tx:
             if await nodes.delete(tx, node):
                 await revisions.bump(tx, "nodes")
@@ -335,7 +335,7 @@ class People:
 
     async def _labels(self, controller: Controller) -> None:
         node, zone = self._node(), self.chance.choice("ab")
-        self.house.note("person", "labels", node, zone)
+        self.sim.note("person", "labels", node, zone)
         async with controller.store.write() as tx:
             found = await nodes.get(tx, node)
             await node_labels.merge(tx, node, {"zone": zone}, origin="admin")
@@ -344,9 +344,9 @@ class People:
         controller.changes.notify(node)
 
     def _node(self) -> str:
-        return self.house.workers[self.chance.choice(sorted(self.house.workers))].node_id
+        return self.sim.workers[self.chance.choice(sorted(self.sim.workers))].node_id
 
     async def _some_operation(self) -> str:
-        async with self.house.store.read() as tx:
+        async with self.sim.store.read() as tx:
             found = await operations.list_(tx, limit=6)
         return self.chance.choice(sorted(row.id for row in found)) if found else "none"

@@ -23,7 +23,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.worker.agent.orders.runner import EventPublisher, OrderRunner
 from corral.worker.metrics import WorkerMetrics
-from tests.simulation.stalls import DiskOutcomes, Process, Stall
+from tests.simulation.processes import DiskOutcomes, Process, ProcessHost
 
 METRICS = WorkerMetrics()  # nobody looks at them, and they are slow to make
 BEAT_S = 10.0
@@ -101,7 +101,7 @@ class Disk:
         return tuple(rows)
 
 
-class House(Protocol):
+class Environment(Protocol):
     """What a worker needs of the simulation."""
 
     luck: Luck
@@ -137,8 +137,8 @@ class Worker:
 
     protocol = 1
 
-    def __init__(self, house: House, name: str, chance: Random, **known: Any) -> None:
-        self.house = house
+    def __init__(self, sim: Environment, name: str, chance: Random, **known: Any) -> None:
+        self.sim = sim
         self.name = name
         self.node_id = f"id-of-{name}"
         self.chance = chance
@@ -147,7 +147,7 @@ class Worker:
         self.starts = 0
         self.bus: LocalBus | None = None
         self.deleted = False
-        self.stall: Stall | None = None
+        self.process_host: ProcessHost | None = None
         self.silent = False  # it lives, and nothing of it reaches anybody by HTTP
         self.others_bytes = 0  # memory that other programs take
         self.on_change: Callable[[], None] = lambda: None
@@ -165,13 +165,13 @@ class Worker:
         self.forget()
         while True:
             try:
-                if not await self.house.register(self):
+                if not await self.sim.register(self):
                     self.deleted = True
                     return
                 break
             except CorralError:
                 await asyncio.sleep(self.chance.uniform(1, 5))
-        self.bus = bus = self.house.join_bus(f"worker-{self.name}-{self.starts}")
+        self.bus = bus = self.sim.join_bus(f"worker-{self.name}-{self.starts}")
         try:
             async with self.alive(bus), asyncio.TaskGroup() as self._tasks:
                 await self.serve(bus)
@@ -204,7 +204,7 @@ class Worker:
 
     @property
     def available_ram(self) -> int:
-        used = self.stall.used_bytes if self.stall is not None else 0
+        used = self.process_host.used_bytes if self.process_host is not None else 0
         return max(1, int(self.known.get("total_ram", 0)) - self.others_bytes - used)
 
     def orders_under_way(self) -> set[str]:
@@ -225,19 +225,19 @@ class Worker:
 
     async def step(self) -> None:
         """Between two things a worker does: it may die here."""
-        if self.chance.random() < self.house.luck.dies:
-            self.house.dies(self)
+        if self.chance.random() < self.sim.luck.dies:
+            self.sim.dies(self)
             await asyncio.Event().wait()
 
     def takes_s(self) -> float:
-        luck = self.house.luck
+        luck = self.sim.luck
         return self.chance.uniform(60, 300) if self.chance.random() < luck.slow else self.chance.uniform(*luck.takes_s)
 
     def fails(self) -> bool:
-        return self.chance.random() < self.house.luck.fails
+        return self.chance.random() < self.sim.luck.fails
 
     def moment(self) -> str:
-        return self.house.clock.now().isoformat()
+        return self.sim.clock.now().isoformat()
 
     def change(self, kind: str, name: str, digest: str, version: str, variant: str = "") -> None:
         if kind == "delete":
@@ -246,20 +246,20 @@ class Worker:
             self.disk.put(name, digest, version, self.moment(), variant)
         for process in self.disk.processes.values():
             if process.order.backend == name and process.is_live and name not in self.disk.installed:
-                self.house.failed(f"{self.name} runs {process.process_id} of {name}, whose files were removed")
-        self.house.changed(self, name)
+                self.sim.failed(f"{self.name} runs {process.process_id} of {name}, whose files were removed")
+        self.sim.changed(self, name)
         self.on_change()
 
 
 class CorralWorker(Worker):
-    stall: Stall
+    process_host: ProcessHost
 
     def forget(self) -> None:
         self.publisher = EventPublisher()
         outcomes = DiskOutcomes(self)
         outcomes.load()
         self.runner = OrderRunner(outcomes, self.publisher.publish_outcome, metrics=METRICS)
-        self.stall = Stall(self, self.runner, self.publisher)
+        self.process_host = ProcessHost(self, self.runner, self.publisher)
         self.running: dict[tuple[str, int], tuple[str, str]] = {}  # → kind, backend
         self.stopping: dict[tuple[str, int], asyncio.Event] = {}
 
@@ -273,17 +273,17 @@ class CorralWorker(Worker):
         await serve(wire.DELETE_BACKEND, self._takes("delete", wire.StoppedReply), concurrency=64, node=self.node_id)
         await bus.serve(wire.LIST_BACKENDS, self.list_backends, node=self.node_id)
         await bus.serve(wire.CANCEL_BACKEND, self._cancel, node=self.node_id)
-        await self.stall.serve(bus)
+        await self.process_host.serve(bus)
 
     @contextlib.asynccontextmanager
     async def alive(self, bus: LocalBus) -> AsyncIterator[None]:
         with self.publisher.connected_to(bus, self.node_id):
-            async with self.stall.alive(bus), self.runner:
+            async with self.process_host.alive(bus), self.runner:
                 yield
 
     async def beat(self) -> None:
         assert self.bus is not None
-        now = self.house.clock.monotonic()
+        now = self.sim.clock.monotonic()
         orders = [
             wire.OrderReport(op, attempt, kind, name) for (op, attempt), (kind, name) in sorted(self.running.items())
         ]
@@ -297,13 +297,13 @@ class CorralWorker(Worker):
             inventory=self.disk.rows(),
             inventory_seq=self.disk.seq,
             orders=tuple(orders),
-            processes=self.stall.list_processes(),
+            processes=self.process_host.list_processes(),
             available_ram=self.available_ram,
         )
         try:
             await self.bus.publish(NODE_HEARTBEAT, beat, node=self.node_id)
         except CorralError:
-            self.house.http_beat(self, HttpHeartbeat(bus="down", boot_id=self.boot_id))
+            self.sim.http_beat(self, HttpHeartbeat(bus="down", boot_id=self.boot_id))
 
     def _takes(self, kind: str, reply: Any) -> Callable[[Any, object], Any]:
         async def take(order: Any, _tokens: object) -> Any:
@@ -314,7 +314,7 @@ class CorralWorker(Worker):
             if key in self.disk.outcomes:
                 self.start(self._tell(*self.disk.outcomes[key][:2]))
             elif key not in self.running:
-                self.house.note(self.name, "takes", kind, order.backend, key)
+                self.sim.note(self.name, "takes", kind, order.backend, key)
                 self.running[key] = (kind, order.backend)
                 self.stopping[key] = asyncio.Event()
                 self.start(self._carry_out(kind, order, key))
@@ -333,11 +333,11 @@ class CorralWorker(Worker):
             known = await self._work(kind, order, key)
         result = wire.BackendResult(op_id=key[0], attempt=key[1], node_id=self.node_id, backend=order.backend, **known)
         await self.step()
-        self.disk.outcomes[key] = (kind, result, self.house.clock.monotonic())
+        self.disk.outcomes[key] = (kind, result, self.sim.clock.monotonic())
         while len(self.disk.outcomes) > _REMEMBERED:
             self.disk.outcomes.popitem(last=False)
         self.running.pop(key)
-        self.house.note(self.name, "ended", kind, order.backend, key, "done" if result.success else result.error)
+        self.sim.note(self.name, "ended", kind, order.backend, key, "done" if result.success else result.error)
         await self.step()
         await self._tell(kind, result)
         if self.chance.random() < 0.5:
@@ -367,15 +367,15 @@ class CorralWorker(Worker):
                 return {"success": False, "cancelled": True, "error": "cancelled", "phase": phase}
             await self.step()
             if phase == failing:
-                permanent = self.chance.random() < self.house.luck.permanently
+                permanent = self.chance.random() < self.sim.luck.permanently
                 return {"success": False, "error": f"{phase} failed", "permanent": permanent, "phase": phase}
         if getattr(order, "fetch_only", False) and there is not None:
             if digest != there["digest"]:
                 self.disk.fetch(order.backend, digest)
             return {"success": True, "fetched": True, "digest": digest}
         if kind == "delete":
-            await self.stall.stop_all_of(order.backend)
-            if self.stall.is_in_use(order.backend):  # by one that was started meanwhile
+            await self.process_host.stop_all_of(order.backend)
+            if self.process_host.is_in_use(order.backend):  # by one that was started meanwhile
                 return {"success": False, "error": f"{order.backend} is in use"}
         if kind == "delete" or not quick or there is None or there["digest"] != digest:
             self.change(kind, order.backend, digest, getattr(order, "version", ""), getattr(order, "variant", ""))
@@ -418,11 +418,11 @@ class LocalAIWorker(Worker):
         await bus.serve(wire.LIST_BACKENDS, self.list_backends, node=self.node_id)
 
     async def beat(self) -> None:
-        self.house.http_beat(self, HttpHeartbeat())
+        self.sim.http_beat(self, HttpHeartbeat())
 
     def _does(self, kind: str, reply: Any) -> Callable[[Any, object], Any]:
         async def do(order: Any, _tokens: object) -> Any:
-            self.house.note(self.name, "is asked to", kind, order.backend)
+            self.sim.note(self.name, "is asked to", kind, order.backend)
             async with self.lock(order.backend):
                 return await self._do(kind, order, reply)
 
@@ -436,8 +436,8 @@ class LocalAIWorker(Worker):
         await self.step()
         if self.fails():
             return reply(success=False, error=f"{kind} failed")
-        digest = f"sha256:{name}-by-itself-{self.house.clock.monotonic():.0f}" if self.digests else ""
+        digest = f"sha256:{name}-by-itself-{self.sim.clock.monotonic():.0f}" if self.digests else ""
         self.change(kind, name, digest, "")
-        self.house.note(self.name, "has done", kind, name)
+        self.sim.note(self.name, "has done", kind, name)
         await self.step()
         return reply(success=True)

@@ -7,7 +7,7 @@ Here are those that can be told from the store: 1 (nothing accepted is forgotten
 of the revision that answers, listed by its node), 3 (success only when the inventory shows it), 8 (automation takes
 out no more than its share), 9 (nothing goes backwards, an end is an end). That one controller's death loses nothing (6)
 is these same lines, asked while controllers die. What only the machines know, that no busy process ends (5) and that no
-outage breaks a warm request (7), the simulation asks of its machines (`tests/simulation/trials.py`, `stalls.py`).
+outage breaks a warm request (7), the simulation asks of its machines (`tests/simulation/trials.py`, `processes.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corral.contract.messages.backends import NodeDrift, UpgradeInfo
-from tests.integration.api.asking_for_backends import NEWER, checked, has, installed_vllm, nothing_stored, sentence
+from tests.integration.api.backend_requests import NEWER, checked, has, installed_vllm, nothing_stored, sentence
 from tests.support.backend_api import Api
 from tests.support.waiting import until
 

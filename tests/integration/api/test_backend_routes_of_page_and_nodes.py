@@ -11,7 +11,7 @@ import pytest
 
 from corral.contract.messages.backends import UpgradeInfo
 from corral.store.tables import backend_rules
-from tests.integration.api.asking_for_backends import checked, has, installed_vllm, nothing_stored, sentence
+from tests.integration.api.backend_requests import checked, has, installed_vllm, nothing_stored, sentence
 from tests.support.backend_api import Api, open_api
 from tests.support.waiting import until
 

@@ -31,7 +31,7 @@ SLEEPER = (sys.executable, "-I", "-c", "import time; print('here', flush=True); 
 ENV = {"PATH": os.environ["PATH"]}
 
 
-class House:
+class ScriptedSite:
     """A site whose gateway and worker are played by scripts; its four processes only sleep."""
 
     def __init__(self, tmp_path: Path, gateway: ScriptedFleet, worker: ScriptedFleet) -> None:
@@ -65,9 +65,9 @@ class House:
 
 
 @pytest.fixture
-def house(no_fleet: None, tmp_path: Path) -> Iterator[House]:
+def machine(no_fleet: None, tmp_path: Path) -> Iterator[ScriptedSite]:
     with scripted_fleet() as gateway, scripted_fleet() as worker:
-        yield House(tmp_path, gateway, worker)
+        yield ScriptedSite(tmp_path, gateway, worker)
 
 
 class Printed:
@@ -98,45 +98,45 @@ def local_file(tmp_path: Path) -> Path:
     return tmp_path / "config" / "contexts" / "data.json"
 
 
-async def test_it_starts_greets_and_stops(house: House, tmp_path: Path, printed: Printed) -> None:
-    running = asyncio.create_task(house.up())
-    log = house.folder.logs / "worker.log"
+async def test_it_starts_greets_and_stops(machine: ScriptedSite, tmp_path: Path, printed: Printed) -> None:
+    running = asyncio.create_task(machine.up())
+    log = machine.folder.logs / "worker.log"
     await until(lambda: "Ctrl-C" in printed.out() and "here" in log.read_text())
 
     local = local_file(tmp_path)
     assert stat.S_IMODE(local.stat().st_mode) == 0o600
-    assert json.loads(local.read_text())["admin_key_file"] == str(house.folder.admin_key)
-    assert house.folder.worker_token.read_text() == "cj_x\n"
-    assert stat.S_IMODE(house.folder.worker_token.stat().st_mode) == 0o600
-    bodies = [body for method, path, body in house.gateway.calls if (method, path) == ("POST", "/api/tokens")]
+    assert json.loads(local.read_text())["admin_key_file"] == str(machine.folder.admin_key)
+    assert machine.folder.worker_token.read_text() == "cj_x\n"
+    assert stat.S_IMODE(machine.folder.worker_token.stat().st_mode) == 0o600
+    bodies = [body for method, path, body in machine.gateway.calls if (method, path) == ("POST", "/api/tokens")]
     assert bodies[0]["pre_approved"] is True  # this machine's own worker
     assert "pre_approved" not in bodies[1]  # the printed line: somebody must approve
-    assert ("DELETE", "/api/tokens/t1", None) in house.gateway.calls  # a token that has served its turn
+    assert ("DELETE", "/api/tokens/t1", None) in machine.gateway.calls  # a token that has served its turn
 
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
-    assert f"  corral join {house.gateway.url} --token cj_x" in printed.out().splitlines()
-    assert str(house.folder.admin_key) in printed.out()
+    assert f"  corral join {machine.gateway.url} --token cj_x" in printed.out().splitlines()
+    assert str(machine.folder.admin_key) in printed.out()
     assert KEY not in printed.out()  # nobody's terminal
     assert not local.exists()
-    assert not house.folder.worker_token.exists()
-    assert not house.site.run.exists()
+    assert not machine.folder.worker_token.exists()
+    assert not machine.site.run.exists()
 
 
-async def test_a_part_that_cannot_start_ends_it_with_its_last_words(house: House, printed: Printed) -> None:
+async def test_a_part_that_cannot_start_ends_it_with_its_last_words(machine: ScriptedSite, printed: Printed) -> None:
     dying = (sys.executable, "-I", "-c", "raise SystemExit('corral controller: no database')")
-    house.specs["controller"] = ChildSpec("controller", dying, ENV, 5.0)
-    house.gateway.ready = False
+    machine.specs["controller"] = ChildSpec("controller", dying, ENV, 5.0)
+    machine.gateway.ready = False
     with pytest.raises(Failed, match="controller cannot start: corral controller: no database"):
-        await house.up()
+        await machine.up()
     assert "controller ended (exit code 1)" in printed.err()
 
 
-async def test_a_worker_that_cannot_start_is_told_and_the_fleet_stays(house: House, printed: Printed) -> None:
+async def test_a_worker_that_cannot_start_is_told_and_the_fleet_stays(machine: ScriptedSite, printed: Printed) -> None:
     dying = (sys.executable, "-I", "-c", "raise SystemExit('corral worker: port 50050 is in use')")
-    house.specs["worker"] = ChildSpec("worker", dying, ENV, 5.0)
-    house.site = dataclasses.replace(house.site, ingress_port=1)
-    running = asyncio.create_task(house.up())
+    machine.specs["worker"] = ChildSpec("worker", dying, ENV, 5.0)
+    machine.site = dataclasses.replace(machine.site, ingress_port=1)
+    running = asyncio.create_task(machine.up())
     await until(lambda: "Corral is running, but the worker of this machine is not ready yet." in printed.out())
     os.kill(os.getpid(), signal.SIGINT)
     assert await running == 0
@@ -144,42 +144,42 @@ async def test_a_worker_that_cannot_start_is_told_and_the_fleet_stays(house: Hou
     assert "Corral is ready." not in printed.out()
 
 
-async def test_slow_is_told_not_given_up(house: House, printed: Printed) -> None:
-    house.gateway.ready = False
-    house.settings = dataclasses.replace(house.settings, ready_timeout_s=Seconds(0.2))
-    running = asyncio.create_task(house.up())
+async def test_slow_is_told_not_given_up(machine: ScriptedSite, printed: Printed) -> None:
+    machine.gateway.ready = False
+    machine.settings = dataclasses.replace(machine.settings, ready_timeout_s=Seconds(0.2))
+    running = asyncio.create_task(machine.up())
     await until(lambda: "the fleet is not ready yet: not yet" in printed.err())
-    house.gateway.ready = True
+    machine.gateway.ready = True
     await until(lambda: "Corral is ready." in printed.out())
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
 
 
 async def test_a_worker_that_is_late_does_not_hold_the_greeting_but_ready_is_said_only_with_it(
-    house: House, printed: Printed
+    machine: ScriptedSite, printed: Printed
 ) -> None:
-    house.worker.ready = False
-    house.settings = dataclasses.replace(house.settings, ready_timeout_s=Seconds(0.2))
-    running = asyncio.create_task(house.up())
+    machine.worker.ready = False
+    machine.settings = dataclasses.replace(machine.settings, ready_timeout_s=Seconds(0.2))
+    running = asyncio.create_task(machine.up())
     await until(lambda: "Corral is running, but the worker of this machine is not ready yet." in printed.out())
     await until(lambda: "Ctrl-C" in printed.out())
     await until(lambda: "the worker of this machine is not ready yet: not yet" in printed.err())
-    assert not any(method == "DELETE" for method, _, _ in house.gateway.calls)  # it may still need its token
+    assert not any(method == "DELETE" for method, _, _ in machine.gateway.calls)  # it may still need its token
     assert "Corral is ready." not in printed.out()
-    house.worker.ready = True
+    machine.worker.ready = True
     await until(lambda: "Corral is ready." in printed.out())
-    await until(lambda: any(method == "DELETE" for method, _, _ in house.gateway.calls))
+    await until(lambda: any(method == "DELETE" for method, _, _ in machine.gateway.calls))
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
 
 
-async def test_a_second_signal_stops_at_once(house: House, printed: Printed) -> None:
+async def test_a_second_signal_stops_at_once(machine: ScriptedSite, printed: Printed) -> None:
     stubborn = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     )
-    house.specs["worker"] = ChildSpec("worker", (sys.executable, "-I", "-c", stubborn), ENV, 600.0)
-    running = asyncio.create_task(house.up())
-    log = house.folder.logs / "worker.log"
+    machine.specs["worker"] = ChildSpec("worker", (sys.executable, "-I", "-c", stubborn), ENV, 600.0)
+    running = asyncio.create_task(machine.up())
+    log = machine.folder.logs / "worker.log"
     await until(lambda: "Ctrl-C" in printed.out() and "deaf" in log.read_text())
     os.kill(os.getpid(), signal.SIGINT)
     await until(lambda: "stopping" in printed.err())

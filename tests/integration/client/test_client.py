@@ -102,7 +102,7 @@ async def test_tokens_and_keys(fleet: ScriptedFleet) -> None:
         (web.Response(status=200, text="[1, 2"), errors.Failed, "did not answer like Corral"),
     ],
 )
-async def test_every_refusal_becomes_an_error_of_the_house(
+async def test_every_refusal_becomes_a_corral_error(
     fleet: ScriptedFleet, answer: web.Response, expected: type[errors.CorralError], words: str
 ) -> None:
     fleet.answers[("GET", "/api/nodes")] = answer

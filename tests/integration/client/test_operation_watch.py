@@ -137,7 +137,7 @@ async def test_a_fleet_that_is_away_is_waited_for_and_its_return_is_told(fleet: 
     assert (seen.trouble, seen.back) == (["the controller restarts"], 1)
 
 
-async def test_a_house_full_of_followers_is_no_reason_not_to_see_the_end(fleet: ScriptedFleet) -> None:
+async def test_many_followers_do_not_hide_the_end(fleet: ScriptedFleet) -> None:
     fleet.operations = [operation()]
     fleet.answers[("GET", "/api/operations/op-1/events")] = refused(503, "1000 others follow already", "no_capacity")
     seen = Seen()

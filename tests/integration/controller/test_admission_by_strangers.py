@@ -65,7 +65,7 @@ async def test_the_token_is_looked_at_before_anything_else_is_said(tmp_path: Pat
             await registry.register("", "cj_guess", node_type="toaster", enrolment="guess")
 
 
-async def test_one_token_cannot_fill_the_house(tmp_path: Path) -> None:
+async def test_one_token_cannot_fill_the_database(tmp_path: Path) -> None:
     rules = AdmissionRules(auto_approve=False, shared_token="", most_pending=3)
     async with open_registry(f"sqlite:///{tmp_path}/corral.db", rules=rules) as registry:
         token = await registry.token(uses=None)

@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.support.ingress_with_backends import Worksite, open_site
 from tests.support.supervising import mock_grpc
-from tests.support.worksite import Worksite, open_site
 
 
 class Bridged:

@@ -12,9 +12,9 @@ import pytest
 
 from corral.worker.supervisor.spec import ProcessSpec
 from tests.integration.inference.conftest import Bridged, Serve
+from tests.support.ingress_with_backends import Worksite, open_site
 from tests.support.supervising import mock_grpc, mock_openai
 from tests.support.waiting import until
-from tests.support.worksite import Worksite, open_site
 
 CHAT = "/v1/chat/completions"
 

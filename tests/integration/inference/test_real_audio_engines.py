@@ -21,9 +21,9 @@ from corral.contract.manifest import LOCALAI
 from corral.worker.supervisor.spec import ProcessSpec
 from tests.integration.inference.conftest import Bridged
 from tests.integration.inference.media_requests import left_behind, post
+from tests.support.ingress_with_backends import open_site
 from tests.support.supervising import QUICK
 from tests.support.uv import find_uv
-from tests.support.worksite import open_site
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 ENGINE = Path(__file__).with_name("audio_engine.py")

@@ -60,7 +60,7 @@ class Nothing:
         return 0
 
 
-class House:
+class PeerOrdersSite:
     def __init__(self, hub: LocalHub) -> None:
         self.hub = hub
         self.own = OwnCalls()
@@ -90,44 +90,44 @@ async def theirs(store: Store) -> Node:
 
 
 @pytest.fixture
-async def house(store: Store) -> AsyncIterator[House]:
-    house = House(LocalHub(CLOCK))
+async def site(store: Store) -> AsyncIterator[PeerOrdersSite]:
+    site = PeerOrdersSite(LocalHub(CLOCK))
     async with contextlib.AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(house.hub.join("c"))
-        await bus.subscribe(START_REPLICA_RESULT, house.heard)
+        bus = await stack.enter_async_context(site.hub.join("c"))
+        await bus.subscribe(START_REPLICA_RESULT, site.heard)
         calls = PeerCalls(bus, CLOCK, TIMES, galleries_with=no_galleries)
         leadership, feed = Leadership(store, "c", ttl_s=10), ChangeFeed(store, bus, CLOCK, interval_s=1)
         table = PeerTable(store, leadership, feed, CLOCK, lease="replicas")
         rest: Any = Nothing()
         starting = PeerStarter(calls, rest, rest, table, rest, CLOCK, "shared")
-        house.orders = PeerOrders(
-            *(house.own, store, bus, calls, starting, table, rest, CLOCK),
+        site.orders = PeerOrders(
+            *(site.own, store, bus, calls, starting, table, rest, CLOCK),
             token="shared",
-            on_unreachable=house.on_unreachable,
+            on_unreachable=site.on_unreachable,
         )
-        await stack.enter_async_context(house.orders)
-        yield house
+        await stack.enter_async_context(site.orders)
+        yield site
 
 
-async def test_a_corral_worker_gets_its_orders_itself(house: House, store: Store) -> None:
+async def test_a_corral_worker_gets_its_orders_itself(site: PeerOrdersSite, store: Store) -> None:
     node = a_node(protocol=1)
     async with store.write() as tx:
         await nodes.insert(tx, node)
-    assert isinstance(await house.orders.start(node.id, ORDER), OrderAccepted)
-    await house.orders.stop(node.id, StopReplica("p"))
-    assert house.own.asked == [f"start {node.id}", f"stop {node.id}"]
-    assert isinstance(await house.orders.start("nobody", ORDER), OrderNotSent)
+    assert isinstance(await site.orders.start(node.id, ORDER), OrderAccepted)
+    await site.orders.stop(node.id, StopReplica("p"))
+    assert site.own.asked == [f"start {node.id}", f"stop {node.id}"]
+    assert isinstance(await site.orders.start("nobody", ORDER), OrderNotSent)
 
 
-async def test_nobody_listens_on_the_node(house: House, theirs: Node) -> None:
-    assert isinstance(await house.orders.start(theirs.id, ORDER), OrderAccepted)
-    await until(lambda: bool(house.results), "the outcome")
-    assert (house.results[0].op_id, house.results[0].attempt, house.results[0].success) == ("op", 1, False)
-    assert house.results[0].error == "nobody listens on the node"
-    assert house.unreached == [theirs.id]
+async def test_nobody_listens_on_the_node(site: PeerOrdersSite, theirs: Node) -> None:
+    assert isinstance(await site.orders.start(theirs.id, ORDER), OrderAccepted)
+    await until(lambda: bool(site.results), "the outcome")
+    assert (site.results[0].op_id, site.results[0].attempt, site.results[0].success) == ("op", 1, False)
+    assert site.results[0].error == "nobody listens on the node"
+    assert site.unreached == [theirs.id]
 
 
-async def test_the_same_order_twice_is_one_and_a_stop_gives_it_up(house: House, theirs: Node) -> None:
+async def test_the_same_order_twice_is_one_and_a_stop_gives_it_up(site: PeerOrdersSite, theirs: Node) -> None:
     asked: list[InstallBackend] = []
     stopped: list[str] = []
 
@@ -142,26 +142,26 @@ async def test_the_same_order_twice_is_one_and_a_stop_gives_it_up(house: House, 
     async def stop(order: StopBackend, _tokens: Tokens) -> None:
         stopped.append(order.backend)
 
-    async with house.hub.join("worker") as worker:
+    async with site.hub.join("worker") as worker:
         await worker.serve(INSTALL_BACKEND, install, concurrency=4, node=theirs.id)
         await worker.serve(LIST_RUNNING_MODELS, running, node=theirs.id)
         await worker.subscribe(STOP_BACKEND, stop, node=theirs.id)
-        assert isinstance(await house.orders.start(theirs.id, ORDER), OrderAccepted)
+        assert isinstance(await site.orders.start(theirs.id, ORDER), OrderAccepted)
         await until(lambda: len(asked) == 1, "the order")
-        assert isinstance(await house.orders.start(theirs.id, ORDER), OrderAccepted)
+        assert isinstance(await site.orders.start(theirs.id, ORDER), OrderAccepted)
         assert [(order.backend, order.model_id, order.replica_index) for order in asked] == [("engine", "m", 0)]
-        await house.orders.stop(theirs.id, StopReplica("op-1"))
+        await site.orders.stop(theirs.id, StopReplica("op-1"))
         await until(lambda: stopped == ["m#0"], "exactly that key")
-        assert house.results == []
+        assert site.results == []
 
 
-async def test_a_refusal_is_told_in_the_workers_words(house: House, theirs: Node) -> None:
+async def test_a_refusal_is_told_in_the_workers_words(site: PeerOrdersSite, theirs: Node) -> None:
     async def install(_order: InstallBackend, _tokens: Tokens) -> InstallReply:
         return InstallReply(success=False, error="installing backend from gallery: no such image")
 
-    async with house.hub.join("worker") as worker:
+    async with site.hub.join("worker") as worker:
         await worker.serve(INSTALL_BACKEND, install, node=theirs.id)
-        await house.orders.start(theirs.id, ORDER)
-        await until(lambda: bool(house.results), "the outcome")
-    assert house.results[0].error == "installing backend from gallery: no such image"
-    assert house.unreached == []
+        await site.orders.start(theirs.id, ORDER)
+        await until(lambda: bool(site.results), "the outcome")
+    assert site.results[0].error == "installing backend from gallery: no such image"
+    assert site.unreached == []

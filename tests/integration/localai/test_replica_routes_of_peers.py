@@ -38,10 +38,10 @@ TOKENS = IngressTokens(Signer(Signer.new_private_key()), CLOCK)
 
 async def inner(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 299, "headers": []})
-    await send({"type": "http.response.body", "body": b"the rest of the house"})
+    await send({"type": "http.response.body", "body": b"another route"})
 
 
-class House:
+class PeerRoutesSite:
     def __init__(self, app: Any, node: Node, doubts: list[str]) -> None:
         self.app = app
         self.node = node
@@ -70,7 +70,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def house(store: Store, tmp_path: Path) -> AsyncIterator[House]:
+async def routes(store: Store, tmp_path: Path) -> AsyncIterator[PeerRoutesSite]:
     node = a_node(protocol=0, auth="shared")
     nowhere = f"127.0.0.1:{free_port()}"
     async with store.write() as tx:
@@ -89,40 +89,40 @@ async def house(store: Store, tmp_path: Path) -> AsyncIterator[House]:
         stack.push_async_callback(bridges.close)
         loads = PeerLoads(bus, CLOCK, "c", leads=lambda: True, node_of=lambda _: None)
         door = ReplicaRoutes(table, bridges, loads, CLOCK, TOKENS.public_key, doubt=doubts.append)
-        yield House(door.around(inner), node, doubts)
+        yield PeerRoutesSite(door.around(inner), node, doubts)
 
 
-async def test_only_a_token_of_the_cluster_for_that_node_comes_in(house: House) -> None:
+async def test_only_a_token_of_the_cluster_for_that_node_comes_in(routes: PeerRoutesSite) -> None:
     path = "/replicas/p1/v1/models"
     stranger = IngressTokens(Signer(Signer.new_private_key()), CLOCK)
-    for token in ("", "nonsense", "a.b", stranger.sign("gateway", [Scope.REPLICAS], aud=house.node.id)):
-        assert (await house.ask(path, token))[0] == 401
+    for token in ("", "nonsense", "a.b", stranger.sign("gateway", [Scope.REPLICAS], aud=routes.node.id)):
+        assert (await routes.ask(path, token))[0] == 401
     for token in (
         TOKENS.sign("gateway", [Scope.REPLICAS], aud="another-node"),
-        TOKENS.sign("gateway", [Scope.LOGS], aud=house.node.id),
-        TOKENS.sign("gateway", [Scope.REPLICAS], aud=house.node.id, life_s=-1),
+        TOKENS.sign("gateway", [Scope.LOGS], aud=routes.node.id),
+        TOKENS.sign("gateway", [Scope.REPLICAS], aud=routes.node.id, life_s=-1),
     ):
-        assert (await house.ask(path, token))[0] == 403
-    status, _, body = await house.ask(path, TOKENS.sign("gateway", [Scope.REPLICAS], aud=house.node.id))
+        assert (await routes.ask(path, token))[0] == 403
+    status, _, body = await routes.ask(path, TOKENS.sign("gateway", [Scope.REPLICAS], aud=routes.node.id))
     assert status == 200
     assert msgspec.json.decode(body)["data"][0]["id"] == "org/smöl"
 
 
-async def test_what_does_not_serve_is_gone_and_the_gateway_may_ask_another(house: House) -> None:
-    token = TOKENS.sign("gateway", [Scope.REPLICAS], aud=house.node.id)
+async def test_what_does_not_serve_is_gone_and_the_gateway_may_ask_another(routes: PeerRoutesSite) -> None:
+    token = TOKENS.sign("gateway", [Scope.REPLICAS], aud=routes.node.id)
     for process_id in ("nobody", "p2"):
-        status, headers, _ = await house.ask(f"/replicas/{process_id}/v1/models", token)
+        status, headers, _ = await routes.ask(f"/replicas/{process_id}/v1/models", token)
         assert status == 410
         assert headers[b"x-corral-not-reached"] == b"1"
-    assert house.doubts == []
-    status, headers, _ = await house.ask("/replicas/p1/health", token)
+    assert routes.doubts == []
+    status, headers, _ = await routes.ask("/replicas/p1/health", token)
     assert status == 503
     assert headers[b"x-corral-not-reached"] == b"1"
-    assert house.doubts == ["p1"], "somebody is to look at it"
+    assert routes.doubts == ["p1"], "somebody is to look at it"
 
 
 async def test_with_the_database_away_the_gateway_may_ask_another(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    routes: PeerRoutesSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process is known, and nobody here has asked for it yet: where its node is cannot be looked up."""
 
@@ -130,13 +130,13 @@ async def test_with_the_database_away_the_gateway_may_ask_another(
         raise Unavailable("the database cannot be reached")
 
     monkeypatch.setattr(nodes, "get", away)
-    token = TOKENS.sign("gateway", [Scope.REPLICAS], aud=house.node.id)
-    status, headers, body = await house.ask("/replicas/p1/v1/models", token)
+    token = TOKENS.sign("gateway", [Scope.REPLICAS], aud=routes.node.id)
+    status, headers, body = await routes.ask("/replicas/p1/v1/models", token)
     assert (status, headers[b"x-corral-not-reached"]) == (503, b"1")
     assert b"the database cannot be reached" in body
-    assert house.doubts == [], "that says nothing of the process"
+    assert routes.doubts == [], "that says nothing of the process"
 
 
-async def test_everything_else_goes_on_to_the_house(house: House) -> None:
+async def test_everything_else_goes_on_to_the_other_routes(routes: PeerRoutesSite) -> None:
     for path in ("/api/nodes", "/replicas", "/"):
-        assert (await house.ask(path))[0] == 299
+        assert (await routes.ask(path))[0] == 299

@@ -9,7 +9,7 @@ import pytest
 
 from corral.controller.replicas.load_jobs import Cooldown
 from tests.support.backend_fleet import sqlite_url
-from tests.support.both_kinds import KINDS, on_kind, postgres, postgres_url
+from tests.support.both_stores import KINDS, on_kind, postgres, postgres_url
 from tests.support.replica_fleet import QUICK, ReplicaFleet, open_replica_fleet
 
 __all__ = ["fleet", "local", "patient", "patient_fleet", "postgres", "postgres_url"]

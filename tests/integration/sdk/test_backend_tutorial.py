@@ -26,9 +26,9 @@ from corral.worker.installer.records import VersionRecord
 from corral.worker.supervisor.spec import ProcessSpec
 from tests.integration.sdk.conftest import TOKEN, Run
 from tests.integration.sdk.test_http_server import ask, say
+from tests.support.ingress_with_backends import open_site
 from tests.support.supervising import ROOT, make_supervisor, swept
 from tests.support.waiting import wait_for
-from tests.support.worksite import open_site
 
 PAGE = (ROOT / "docs" / "how-to" / "write-a-backend.md").read_text()
 

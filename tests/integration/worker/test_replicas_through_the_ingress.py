@@ -21,9 +21,9 @@ from corral.kit.clock import SystemClock
 from corral.kit.tasks import background
 from corral.worker.ingress import logs
 from corral.worker.ingress.load_reports import LoadReports
+from tests.support.ingress_with_backends import Worksite, open_site
 from tests.support.supervising import mock_grpc, mock_openai, tiny
 from tests.support.waiting import until
-from tests.support.worksite import Worksite, open_site
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from corral.store.records import BackendRequest, TargetBuild
 BACKENDS = ("llama-cpp", "vllm", "piper")
 
 
-class Shelf:
+class Galleries:
     """`Catalogue`, the same for all controllers."""
 
     def __init__(self, chance: Random) -> None:

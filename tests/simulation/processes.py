@@ -101,14 +101,14 @@ class DiskOutcomes(Outcomes):
     """On the simulated disk; the worker may die before and after it is written."""
 
     def __init__(self, worker: Worker) -> None:
-        super().__init__(cast(Path, worker.disk), worker.house.clock)
+        super().__init__(cast(Path, worker.disk), worker.sim.clock)
         self._worker = worker
 
     async def add(self, key: OrderKey, result: Result) -> Outcome:
         await self._worker.step()
         outcome = await super().add(key, result)
         ended = "done" if result.success else result.error
-        self._worker.house.note(self._worker.name, "ended", key.kind, key.about, key.op_id, key.attempt, ended)
+        self._worker.sim.note(self._worker.name, "ended", key.kind, key.about, key.op_id, key.attempt, ended)
         await self._worker.step()
         return outcome
 
@@ -117,7 +117,7 @@ async def _have_libraries(_build: InstalledBackend) -> None:
     """The simulated machines lack nothing."""
 
 
-class Stall:
+class ProcessHost:
     """One worker's life with its processes."""
 
     def __init__(self, worker: Worker, runner: OrderRunner, publisher: EventPublisher) -> None:
@@ -139,7 +139,7 @@ class Stall:
             publisher,
             Path(),
             cast(WorkerFiles, SimpleNamespace(ensure=self._ensure_files, protect=contextlib.nullcontext)),
-            worker.house.clock,
+            worker.sim.clock,
             self.ingress,
             drain_s=_DRAIN_S,
         )
@@ -176,7 +176,7 @@ class Stall:
     def _told(self, handle: Any) -> Any:
         async def handler(order: Any, tokens: Any) -> Any:
             worker = self._worker
-            worker.house.note(worker.name, "is told", type(order).__name__, order.process_id, order.attempt)
+            worker.sim.note(worker.name, "is told", type(order).__name__, order.process_id, order.attempt)
             if isinstance(order, StopReplica):
                 self._is_stopped_by_order(order)
             await worker.step()
@@ -192,14 +192,14 @@ class Stall:
         self._told_to_stop.add(order.process_id)
         if order.force:
             self._may_break.add(order.process_id)
-        elif first and self._worker.house.is_load_known() and self.busy_for_s(order.process_id) > BUSY_IS_KNOWN_S:
-            self._worker.house.failed(f"{order.process_id} is told to end, and has had requests for long")
+        elif first and self._worker.sim.is_load_known() and self.busy_for_s(order.process_id) > BUSY_IS_KNOWN_S:
+            self._worker.sim.failed(f"{order.process_id} is told to end, and has had requests for long")
 
     # A client's request, as the ingress sees it.
 
     def busy_for_s(self, process_id: str) -> float:
         since = self._busy_since.get(process_id) if self.find(process_id) is not None else None
-        return self._worker.house.clock.monotonic() - since if since is not None else 0.0
+        return self._worker.sim.clock.monotonic() - since if since is not None else 0.0
 
     @property
     def used_bytes(self) -> int:
@@ -209,7 +209,7 @@ class Stall:
     def leave_behind(self, order: StartReplica) -> Process:
         """A process that serves and that nobody has ordered: of another fleet, or from before a database was lost."""
         process = Process(order, uuid.uuid4().hex, self._worker.disk.installed.get(order.backend, {}).get("digest", ""))
-        process.state, process.ready_since = ReplicaState.READY, self._worker.house.clock.monotonic()
+        process.state, process.ready_since = ReplicaState.READY, self._worker.sim.clock.monotonic()
         process.came_to()
         self._add(process)
         self._keep(process, runs=True)
@@ -225,7 +225,7 @@ class Stall:
 
     def _begin(self, process_id: str) -> None:
         self.in_flight.begin(process_id)
-        self._busy_since.setdefault(process_id, self._worker.house.clock.monotonic())
+        self._busy_since.setdefault(process_id, self._worker.sim.clock.monotonic())
 
     def _end(self, process_id: str) -> None:
         self.in_flight.end(process_id)
@@ -238,7 +238,7 @@ class Stall:
         if process is None:
             return False
         if (process.order.model, process.order.revision) != (model, revision):
-            self._worker.house.failed(f"a request for {model} {revision} reached {process.listed}")
+            self._worker.sim.failed(f"a request for {model} {revision} reached {process.listed}")
         await self.serve_alone(process_id, takes_s)
         return True
 
@@ -251,7 +251,7 @@ class Stall:
         worker = self._worker
         await asyncio.sleep(worker.chance.choice((0.0, 0.1, 2.0)))
         await worker.step()
-        if worker.chance.random() < worker.house.luck.fails / 4:
+        if worker.chance.random() < worker.sim.luck.fails / 4:
             raise Failed("its files did not come")
 
     # As the supervisor.
@@ -323,7 +323,7 @@ class Stall:
                     if not await self._comes_back(process, "it ended at once"):
                         return
                     continue
-                process.state, process.ready_since = ReplicaState.READY, worker.house.clock.monotonic()
+                process.state, process.ready_since = ReplicaState.READY, worker.sim.clock.monotonic()
                 process.came_to()
                 self.changed()
             runs = False
@@ -333,7 +333,7 @@ class Stall:
                 return
 
     async def _comes_back(self, process: Process, error: str) -> bool:
-        ran_s = self._worker.house.clock.monotonic() - process.ready_since if process.ready_since else 0.0
+        ran_s = self._worker.sim.clock.monotonic() - process.ready_since if process.ready_since else 0.0
         process.ready_since = 0.0
         following = decide_restart(RESTARTS, failures=process.failures, ran_s=ran_s)
         process.failures = following.failures
@@ -364,7 +364,7 @@ class Stall:
             raise NotFound(f"there is no process {process_id}")
         busy = process.state is ReplicaState.READY and self.in_flight.of(process_id) > 0
         if busy and not force and process_id not in self._may_break:
-            self._worker.house.failed(f"{process_id} of {process.key} is stopped with requests under way")
+            self._worker.sim.failed(f"{process_id} of {process.key} is stopped with requests under way")
         process.state = ReplicaState.STOPPING
         if process.keeper is not None:
             process.keeper.cancel()

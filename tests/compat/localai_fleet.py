@@ -21,7 +21,7 @@ from tests.support.waiting import until
 SHARED = "the-shared-registration-token"
 
 
-class ServingYard:
+class ServingFleet:
     def __init__(self, folder: Path, store_url: str, *, members: int = 2, **env: str) -> None:
         """`env`: more settings of the controllers."""
         self.folder = folder
@@ -112,7 +112,7 @@ class ServingYard:
 
 
 class ServingWorker(LocalAIWorker):
-    def __init__(self, yard: ServingYard, name: str) -> None:
+    def __init__(self, yard: ServingFleet, name: str) -> None:
         super().__init__(yard.one.url, yard.cluster.bus_url, SHARED, name, host="localhost")
         root = yard.folder / name
         self.files = LocalAIFiles(root, SHARED)

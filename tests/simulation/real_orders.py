@@ -27,12 +27,12 @@ from corral.worker.agent.orders.runner import EventPublisher, OrderRunner
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.installer.records import Metadata, VersionRecord
-from tests.simulation.stalls import DiskOutcomes, Stall
+from tests.simulation.processes import DiskOutcomes, ProcessHost
 from tests.simulation.workers import BEAT_S, METRICS, Worker
 
 
-class HouseWorker(Worker):
-    stall: Stall
+class WorkerWithRealOrders(Worker):
+    process_host: ProcessHost
 
     def forget(self) -> None:
         self.wake = Wake()
@@ -43,16 +43,16 @@ class HouseWorker(Worker):
         self.runner = OrderRunner(self.outcomes, on_outcome, metrics=METRICS, on_change=self.wake.set)
         installer = cast(Installer, _Installer(self))
         changes = cast(BackendChanges, _Changes(self))
-        self.stall = Stall(self, self.runner, self.publisher)
-        self.stall.changed = self.wake.set
-        clock = self.house.clock
+        self.process_host = ProcessHost(self, self.runner, self.publisher)
+        self.process_host.changed = self.wake.set
+        clock = self.sim.clock
         self.orders = BackendOrders(changes, installer, self.runner, self.outcomes, self.publisher, clock)
-        self.reporter = HeartbeatReporter(installer, self.orders.reports, self.stall.list_processes, self.wake)
+        self.reporter = HeartbeatReporter(installer, self.orders.reports, self.process_host.list_processes, self.wake)
 
     @contextlib.asynccontextmanager
     async def alive(self, bus: LocalBus) -> AsyncIterator[None]:
         with self.publisher.connected_to(bus, self.node_id):
-            async with self.stall.alive(bus), self.runner:
+            async with self.process_host.alive(bus), self.runner:
                 try:
                     yield
                 finally:
@@ -64,7 +64,7 @@ class HouseWorker(Worker):
         await bus.serve(wire.DELETE_BACKEND, self._told(self.orders.delete), node=self.node_id)
         await bus.serve(wire.CANCEL_BACKEND, self.orders.cancel, node=self.node_id)
         await bus.serve(wire.LIST_BACKENDS, self.orders.list_backends, node=self.node_id)
-        await self.stall.serve(bus)
+        await self.process_host.serve(bus)
 
     def orders_under_way(self) -> set[str]:
         return {key.op_id for key in self.runner.running()}
@@ -86,13 +86,13 @@ class HouseWorker(Worker):
         try:
             await self.bus.publish(NODE_HEARTBEAT, beat, node=self.node_id)
         except CorralError:
-            self.house.http_beat(self, HttpHeartbeat(bus="down", boot_id=self.boot_id))
+            self.sim.http_beat(self, HttpHeartbeat(bus="down", boot_id=self.boot_id))
         else:
             on_sent()
 
     def _told(self, handle: Callable[..., Any]) -> Any:
         async def handler(order: Any, tokens: Any) -> Any:
-            self.house.note(self.name, "is told", type(order).__name__, order.backend, order.op_id, order.attempt)
+            self.sim.note(self.name, "is told", type(order).__name__, order.backend, order.op_id, order.attempt)
             await self.step()
             answer = await handle(order, tokens)
             await self.step()
@@ -104,7 +104,7 @@ class HouseWorker(Worker):
 class _Installer:
     """What is on the disk."""
 
-    def __init__(self, worker: HouseWorker) -> None:
+    def __init__(self, worker: WorkerWithRealOrders) -> None:
         self._worker = worker
 
     @property
@@ -120,7 +120,7 @@ class _Installer:
 class _Changes:
     """As `BackendChanges`: one order at a time for a backend, and a switch that is done or not."""
 
-    def __init__(self, worker: HouseWorker) -> None:
+    def __init__(self, worker: WorkerWithRealOrders) -> None:
         self._worker = worker
 
     async def install(
@@ -140,8 +140,8 @@ class _Changes:
             await worker.step()
             if worker.fails():
                 raise Failed("it does not go")
-            await worker.stall.stop_all_of(name)
-            if worker.stall.is_in_use(name):  # by one that was started meanwhile
+            await worker.process_host.stop_all_of(name)
+            if worker.process_host.is_in_use(name):  # by one that was started meanwhile
                 raise Conflict(f"{name} is in use")
             worker.change("delete", name, "", "")
 
@@ -171,7 +171,7 @@ class _Changes:
                     raise Failed("the new process does not start")
                 if again or not is_it:
                     worker.change("install", name, order.digest, order.version, order.variant)
-                    await worker.stall.replace_all_of(name)
+                    await worker.process_host.replace_all_of(name)
             elif not (is_it or kept):
                 worker.disk.fetch(name, order.digest)
         record = VersionRecord(order.digest, order.digest)
@@ -185,8 +185,8 @@ class _Changes:
                 tell(Progress(phase, order.backend, int(part * size), size))
                 await asyncio.sleep(took_s / 8)
                 await worker.step()
-            if worker.chance.random() < worker.house.luck.fails / 4:
-                if worker.chance.random() < worker.house.luck.permanently:
+            if worker.chance.random() < worker.sim.luck.fails / 4:
+                if worker.chance.random() < worker.sim.luck.permanently:
                     raise WrongDigest(f"{phase} brought something else")
                 raise Failed(f"{phase} failed")
 
@@ -203,7 +203,7 @@ def disks_without_threads() -> Iterator[None]:
         return work(*words)
 
     def as_ordered(order: Any, _build: object, _models: object) -> Any:
-        return order  # the stall knows what to make of it
+        return order  # the host knows what to make of it
 
     with (
         mock.patch.object(runner_module, "in_daemon_thread", new=here),

@@ -1,6 +1,6 @@
 """The same tests on SQLite and the bus's twin, and on PostgreSQL and NATS.
 
-Use the fixtures by importing them: `from tests.support.both_kinds import fleet, local_fleet, postgres, postgres_url`.
+Use the fixtures by importing them: `from tests.support.both_stores import fleet, local_fleet, postgres, postgres_url`.
 """
 
 from __future__ import annotations
