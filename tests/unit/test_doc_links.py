@@ -151,6 +151,25 @@ def test_the_index_reaches_every_page() -> None:
     assert ROOT / "docs" / "adr" in listed
 
 
+def test_the_readme_links_every_reference_page() -> None:
+    linked = {(ROOT / target.partition("#")[0]).resolve() for target in links(ROOT / "README.md")}
+    pages = sorted((ROOT / "docs" / "reference").rglob("*.md"))
+    assert [str(page.relative_to(ROOT)) for page in pages if page not in linked] == []
+
+
+def test_the_readme_maps_every_package() -> None:
+    source = ROOT / "src" / "corral"
+    text = read(ROOT / "README.md")
+    found = [
+        path.parent
+        for parent in (source, source / "controller", source / "worker")
+        for path in parent.glob("*/__init__.py")
+    ]
+    assert [
+        str(path.relative_to(source)) for path in found if f" {path.name}/" not in text and f"({path.name}/" not in text
+    ] == []
+
+
 def test_operators_read_no_bus_subjects() -> None:
     subject = re.compile(
         r"\bnodes\.[{<]|\b(?:backend\.(?:install|upgrade|list|delete|stop|cancel|verify)|model\.(?:unload|stop|delete)"
