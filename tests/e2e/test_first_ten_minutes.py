@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,17 +14,23 @@ from tests.support.processes import alive
 from tests.support.waiting import wait_for
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path)
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One data folder for the whole story."""
+    fleet = Fleet(tmp_path_factory.mktemp("first-minutes"))
     try:
         yield fleet
     finally:
         fleet.close()
 
 
+@pytest.fixture
+def fleet(machine: Fleet) -> Fleet:
+    """Running, with the node that `up` itself brings and no other: each test leaves it so, or stopped."""
+    return machine if machine.up is not None and machine.up.running else machine.start()
+
+
 def test_up_gives_one_healthy_node_and_says_how_to_go_on(fleet: Fleet) -> None:
-    fleet.start()
     assert fleet.up is not None
     wait_for(lambda: "corral join http" in fleet.up.output(), "join line")  # type: ignore[union-attr]
     assert fleet.url in fleet.up.output()
@@ -48,7 +53,7 @@ def test_up_gives_one_healthy_node_and_says_how_to_go_on(fleet: Fleet) -> None:
 
 
 def test_a_second_machine_joins_waits_is_approved_dies_and_comes_back(fleet: Fleet) -> None:
-    fleet.start()
+    own = fleet.own_node()
     worker = fleet.join("barn", token=fleet.token())
     node = fleet.wait_status("barn", "pending")
     wait_for(lambda: "corral nodes approve barn" in worker.output(), "hint how to approve")
@@ -67,10 +72,11 @@ def test_a_second_machine_joins_waits_is_approved_dies_and_comes_back(fleet: Fle
     assert again.stop() == 0
     left = fleet.wait_status("barn", "offline")
     assert "goodbye" in left["status_reason"]
+    assert fleet.cli("nodes", "delete", "barn", "--yes").returncode == 0
+    assert set(fleet.nodes()) == {own}
 
 
 def test_nothing_is_anonymous(fleet: Fleet) -> None:
-    fleet.start()
     for path in ("/api/nodes", "/api/keys", "/api/tokens", "/api/events", "/api/cluster", "/metrics", "/v1/models"):
         assert http("GET", fleet.url + path).status == 401, path
         assert http("GET", fleet.url + path, key="ck_wrong").status == 401, path
@@ -80,7 +86,6 @@ def test_nothing_is_anonymous(fleet: Fleet) -> None:
 
 
 def test_a_killed_child_is_restarted_and_nothing_else_is_touched(fleet: Fleet) -> None:
-    fleet.start()
     name = fleet.own_node()
     fleet.wait_status(name, "healthy")
     before = {role: fleet.child_pid(role) for role in ("nats-server", "controller", "gateway", "worker")}
@@ -98,7 +103,6 @@ def test_a_killed_child_is_restarted_and_nothing_else_is_touched(fleet: Fleet) -
 
 
 def test_kill_9_of_up_leaves_nothing_behind_and_the_next_up_is_the_same_fleet(fleet: Fleet) -> None:
-    fleet.start()
     name = fleet.own_node()
     node = fleet.wait_status(name, "healthy")
     assert fleet.up is not None
@@ -110,8 +114,7 @@ def test_kill_9_of_up_leaves_nothing_behind_and_the_next_up_is_the_same_fleet(fl
     assert len(fleet.nodes()) == 1
 
 
-def test_a_second_up_on_the_same_folder_says_who_is_there(fleet: Fleet, tmp_path: Path) -> None:
-    fleet.start()
+def test_a_second_up_on_the_same_folder_says_who_is_there(fleet: Fleet) -> None:
     assert fleet.up is not None
     second = fleet.cli("up", "--data", str(fleet.data), "--port", "0")
     assert second.returncode == 1
@@ -120,7 +123,6 @@ def test_a_second_up_on_the_same_folder_says_who_is_there(fleet: Fleet, tmp_path
 
 
 def test_stopping_up_stops_everything_in_order(fleet: Fleet) -> None:
-    fleet.start()
     assert fleet.up is not None
     children = [fleet.child_pid(role) for role in ("nats-server", "controller", "gateway", "worker")]
     assert fleet.up.stop() == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +15,9 @@ from tests.support.waiting import promised, wait_for
 __all__ = ["postgres"]
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, postgres: Postgres) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path, postgres.new_database())
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("two"), postgres.new_database())
     try:
         yield cluster.start()
     finally:
@@ -71,14 +70,14 @@ def test_a_key_made_at_one_and_revoked_at_the_other(cluster: Cluster) -> None:
 
 def test_events_of_one_controller_tell_what_happened_at_the_other(cluster: Cluster) -> None:
     one, two = cluster.members
-    cluster.join(one, "barn", cluster.token(one, pre_approved=True))
-    cluster.wait_status(one, "barn", "healthy")
+    cluster.join(one, "byre", cluster.token(one, pre_approved=True))
+    cluster.wait_status(one, "byre", "healthy")
     request = urllib.request.Request(two.url + "/api/events", headers={"Authorization": f"Bearer {cluster.key}"})
     with urllib.request.urlopen(request, timeout=60) as stream:
         seen = b""
         while b"event: ready" not in seen:
             seen += stream.readline()
-        assert cluster.api(one, "POST", "/api/nodes/barn/drain").status == 200
+        assert cluster.api(one, "POST", "/api/nodes/byre/drain").status == 200
         seen = b""
         while b'"status":"draining"' not in seen:
             seen += stream.readline()

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from moto.server import ThreadedMotoServer
-
 from corral.blobs.storage_settings import StorageSettings
 
 BUCKET = "localai"
@@ -66,6 +64,8 @@ class ObjectStorage:
 
 @contextlib.contextmanager
 def open_object_storage() -> Iterator[ObjectStorage]:
+    from moto.server import ThreadedMotoServer  # a second of imports, for the processes that need one only
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

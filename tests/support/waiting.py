@@ -27,7 +27,7 @@ def promised(seconds: float) -> float:
 def wait_for(look: Callable[[], T], what: str = "such state", timeout_s: float = DEADLINE_S) -> T:
     """The first truthy answer. An exception counts as "not yet"; the last one is told when the time is over."""
     last: object = None
-    for pause_s in _pauses(timeout_s, longest_s=0.05):  # often a request to another process
+    for pause_s in _pauses(timeout_s, longest_s=0.1):  # often a request to another process, which takes from its time
         try:
             last = look()
             if last:

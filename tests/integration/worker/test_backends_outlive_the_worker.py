@@ -209,8 +209,8 @@ async def test_no_request_fails_while_the_worker_is_replaced(
                 await until(lambda: registered(controller, round_ + 2))  # noqa: B023
                 before = len(done)
                 await until(lambda: len(done) >= before + 20)  # noqa: B023
-            assert (await stream.text()).rstrip().endswith("data: [DONE]")  # begun before any of it
             stopping.set()
+            assert (await stream.text()).rstrip().endswith("data: [DONE]")  # begun before any of it
     assert failed == []
     assert alive(running.pid)
     node = controller.named("w1")
