@@ -195,6 +195,8 @@ def _page_app(
     unused = dict.fromkeys(
         (
             "node_api",
+            "bundles",
+            "locations",
             "blob_peers",
             "views",
             "readiness",

@@ -206,6 +206,7 @@ class OperationView(
         "is_backend": "isBackend",
         "is_queued": "isQueued",
         "node_id": "nodeID",
+        "node_name": "nodeName",
         "current_bytes": "currentBytes",
         "total_bytes": "totalBytes",
     },
@@ -224,6 +225,7 @@ class OperationView(
     cancellable: bool = always(bool)
     message: str = always(str)
     node_id: str = ""
+    node_name: str = ""  # of an entry `staging:<model>`
     phase: str = ""
     current_bytes: int = 0
     total_bytes: int = 0

@@ -73,6 +73,8 @@ async def test_who_waits_hears_of_every_step_and_of_the_end(local: ReplicaFleet)
     barn.starts.hold = asyncio.Event()
     local.files.hold = asyncio.Event()
     barn.script.hold = asyncio.Event()
+    operations = local.fleet.first.backends.operations
+    entries: dict[str, tuple[str, bool]] = {}
     status = await local.ask("m")
     seen = [status.state]
     while status.state != "loaded":
@@ -82,10 +84,15 @@ async def test_who_waits_hears_of_every_step_and_of_the_end(local: ReplicaFleet)
         status = newer
         if status.state != seen[-1]:
             seen.append(status.state)
+        if status.state == "staging":
+            listed = await operations.list_views(loads=True)
+            entries = {view.id: (view.node_name, view.cancellable) for view in listed if view.kind == "staging"}
         {"installing": barn.script.hold, "staging": local.files.hold, "loading": barn.starts.hold}.get(
             status.state, asyncio.Event()
         ).set()
     assert seen == ["pending", "installing", "staging", "loading", "loaded"]
+    assert entries == {"staging:m": ("barn", False)}
+    assert [view.kind for view in await operations.list_views(loads=True) if view.kind == "staging"] == []
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,11 @@ def test_a_node_that_receives_names_its_sources() -> None:
         sources={"attic": 3 * MIB, "controller": MIB},
     )
     waiting, failed = on("byre", "queued"), on("cellar", "error", error="no space")
-    stage = operation(receiving, waiting, failed, id="m", kind="stage")
-    old = operation(on("byre", current_bytes=MIB, total_bytes=8 * MIB), id="m", kind="stage", finished_at="now")
-    other = operation(on("byre", current_bytes=MIB, total_bytes=8 * MIB), id="n", kind="stage")
+    stage = operation(receiving, waiting, failed, id="staging:m", backend="m", kind="stage")
+    old = operation(
+        on("byre", current_bytes=MIB, total_bytes=8 * MIB), id="staging:m", backend="m", kind="stage", finished_at="now"
+    )
+    other = operation(on("byre", current_bytes=MIB, total_bytes=8 * MIB), id="staging:n", backend="n", kind="stage")
     nodes = (copy("byre", "none"), copy("barn", "partial", 2 * MIB), copy("cellar", "none"))
     barn, byre, cellar = files_table(view(*nodes), (stage, old, other)).nodes
     assert (barn.node, barn.words, barn.percent, barn.amount, barn.sources) == (

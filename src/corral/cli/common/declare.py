@@ -156,10 +156,13 @@ class _Argument(click.Argument):
 
     def make_metavar(self, ctx: Context) -> str:
         words = self.human_readable_name if self.required else f"[{self.human_readable_name}]"
-        return words if self.nargs == 1 else f"{words}..."
+        return self._with_dots(words)
 
     def get_error_hint(self, ctx: Context | None) -> str:
-        return f"'{self.human_readable_name}'"
+        return f"'{self._with_dots(self.human_readable_name)}'"
+
+    def _with_dots(self, words: str) -> str:
+        return words if self.nargs == 1 else f"{words}..."
 
 
 def _command(name: str, function: Callable[..., Any], settings: dict[str, Any]) -> click.Command:

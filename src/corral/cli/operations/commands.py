@@ -114,7 +114,7 @@ async def watch_operations(
       corral ops watch --json | jq -r '.message'
     """
     views = [await find(client, each) for each in operations or []]
-    views = views or list(await client.operations.list(rows=False))
+    views = views or [view for view in await client.operations.list(rows=False) if view.kind != operation_text.STAGING]
     if not views:
         print_note("No operation is running.")
         return DONE

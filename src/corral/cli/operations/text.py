@@ -34,7 +34,8 @@ _DONE_WORDS = {
     "fetch": "fetched",
     "stage": "staged",
 }
-TRANSFERS = ("fetch", "stage", "staging")  # of a model's files, to a place
+STAGING = "staging"  # files of a model for its load: part of the load, and no operation
+TRANSFERS = ("fetch", "stage", STAGING)  # of a model's files, to a place
 _STATES = {"under_way": "running"}
 _ENDED = ("success", "skipped", "superseded", "withdrawn", "cancelled")
 
@@ -74,7 +75,7 @@ def _waits_for_nodes(view: OperationView) -> bool:
 def row(view: OperationView, now: datetime | None = None) -> tuple[str, ...]:
     ended = view.state == "done"
     return (
-        short_id(view.job_id),
+        "-" if view.kind == STAGING else short_id(view.job_id),
         view.kind,
         view.backend,
         where(view),

@@ -180,7 +180,8 @@ class OperationRoutes(Controller):
     async def list_operations(
         self, operations: Operations, all: All = False, limit: Limit = 50, after: After = "", rows: Rows = True
     ) -> OperationList:
-        return OperationList(tuple(await operations.list_views(everything=all, limit=limit, after=after, rows=rows)))
+        found = await operations.list_views(everything=all, limit=limit, after=after, rows=rows, loads=True)
+        return OperationList(tuple(found))
 
     @post(
         "/",

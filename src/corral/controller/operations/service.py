@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from corral.contract.admin import OperationHistory, OperationView
 from corral.contract.labels import parse_selector
+from corral.contract.loads import LoadState
 from corral.controller.backends.world import PAUSED
 from corral.controller.operations.accept import AcceptedOperation, OperationAcceptor
 from corral.controller.operations.file_operations import open_fetch, open_stage, scope_of
 from corral.controller.operations.progress import ProgressCollector, finish_or_reopen
 from corral.controller.operations.requests import OperationKind, OperationRequest
 from corral.controller.operations.state import error_text, settle
-from corral.controller.operations.views import FETCH, FILE_KINDS, STAGE, operation_view, record_view
+from corral.controller.operations.views import FETCH, FILE_KINDS, STAGE, operation_view, record_view, staging_view
 from corral.controller.operations.withdrawal import describe_restored_rules
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.kit.clock import Clock
@@ -31,6 +32,7 @@ from corral.store.tables import (
     backend_intents,
     backend_rules,
     backend_targets,
+    load_jobs,
     models,
     nodes,
     operation_nodes,
@@ -63,11 +65,18 @@ class Operations:
             return await _find_scope(tx, node=node, selector=selector)
 
     async def list_views(
-        self, *, everything: bool = False, limit: int = _SHOWN, after: str = "", rows: bool = True
+        self,
+        *,
+        everything: bool = False,
+        limit: int = _SHOWN,
+        after: str = "",
+        rows: bool = True,
+        loads: bool = False,
     ) -> list[OperationView]:
         """The operations that have not ended and were not dismissed, in LocalAI's order. With `everything` all of them,
         the newest first, from the one that follows `after`. Without `rows` only the summary of each, which is quick for
-        those that have ended."""
+        those that have ended. With `loads` also the loads whose files are on their way to a node, as LocalAI lists
+        them, unless an operation moves the files of the model."""
         async with self._store.read() as tx:
             if everything:
                 last = await operations.get(tx, after) if after else None
@@ -78,12 +87,17 @@ class Operations:
             whole = [row for row in chosen if rows or row.finished_at is None or row.scope_kind == ScopeKind.NODE]
             found = {operation.id: own for operation, own in await self._progress.read_rows(tx, whole)}
             counts = await operation_nodes.count_for(tx, [row.id for row in chosen if row.id not in found])
+            moved = {row.backend for row in chosen if row.kind in FILE_KINDS and row.finished_at is None}
+            jobs = await load_jobs.list_(tx) if loads and not everything else []
+            now = await tx.now()
         views = [
             self._progress.view(operation, found[operation.id])
             if operation.id in found
             else operation_view(operation, (), counts=counts.get(operation.id, {}))
             for operation in chosen
         ]
+        staged = (job for job in jobs if job.state is LoadState.STAGING and job.node_id and job.model not in moved)
+        views += [staging_view(job, now) for job in staged]
         if not rows:
             views = [msgspec.structs.replace(view, nodes=()) for view in views]
         return views if everything else sorted(views, key=lambda view: (view.progress, view.job_id))

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from corral.contract.admin import OperationNodeView, OperationRecord, OperationView
 from corral.controller.operations.state import OperationState, Summary, error_text, running_text, summarize
-from corral.store.records import CONTROLLER, OperationNode, OperationNodeStatus
+from corral.store.records import CONTROLLER, LoadJob, OperationNode, OperationNodeStatus
 from corral.store.tables.operations import Operation
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
@@ -90,6 +90,56 @@ def operation_view(
         dismissed=operation.dismissed,
         counts=dict(counts) if counts is not None else {each.value: count for each, count in summary.counts.items()},
         operation_id=operation.id,
+    )
+
+
+def staging_view(job: LoadJob, now: datetime) -> OperationView:
+    """LocalAI's entry for a load whose files are on their way to its node. It is no operation: it ends with the load,
+    and cannot be cancelled."""
+    moving_s = (now - job.moving_since).total_seconds() if job.moving_since is not None else 0.0
+    rate = job.bytes_sent / moving_s if moving_s >= 1.0 else 0.0
+    percentage = min(100.0, 100 * job.bytes_sent / job.total_bytes) if job.total_bytes else 0.0
+    entry = f"{STAGING}:{job.model}"
+    row = OperationNodeView(
+        node_id=job.node_id,
+        node_name=job.node_name,
+        status=OperationNodeStatus.DOWNLOADING.value,
+        percentage=round(percentage, 1),
+        current=human_size(job.bytes_sent) if job.bytes_sent else "",
+        total=human_size(job.total_bytes) if job.total_bytes else "",
+        phase=STAGING,
+        current_bytes=job.bytes_sent,
+        total_bytes=job.total_bytes,
+        rate=rate,
+        note=job.message,
+        eta_s=eta_s(job.bytes_sent, job.total_bytes, rate),
+    )
+    return OperationView(
+        id=entry,
+        name=job.model,
+        full_name=job.model,
+        job_id=entry,
+        progress=int(percentage),
+        task_type=STAGING,
+        is_deletion=False,
+        is_backend=False,
+        is_queued=False,
+        cancellable=False,
+        message=job.message,
+        node_id=job.node_id,
+        node_name=job.node_name,
+        phase=STAGING,
+        current_bytes=job.bytes_sent,
+        total_bytes=job.total_bytes,
+        nodes=(row,),
+        kind=STAGING,
+        backend=job.model,
+        scope="node",
+        scope_value=job.node_name,
+        state=OperationState.RUNNING.value,
+        created_at=rfc3339(job.created_at),
+        counts={row.status: 1},
+        operation_id=entry,
     )
 
 

@@ -27,6 +27,7 @@ from corral.contract.messages.replicas import (
 )
 from corral.controller.backends.rules import Wanted
 from corral.controller.inventory.activity import FRESH_S
+from corral.controller.operations.views import sources_text
 from corral.controller.orders.observations import OrderEnded, ReplicaObservation
 from corral.controller.orders.order import OrderId
 from corral.controller.replicas.lifecycle import LifecycleTimes, Prerequisites
@@ -186,12 +187,13 @@ class ReplicaReconciler:
         self._progress = {order: report for order, report in self._progress.items() if order in orders}
         for order, report in self._progress.items():
             staging = report.phase != Phase.STARTING
+            moves = (f"{report.phase} {report.file}".strip(), sources_text(report.sources, report.bad_sources))
             found[orders[order].key] = TransferProgress(
                 bytes_sent=report.current_bytes,
                 total_bytes=report.total_bytes,
                 file_index=report.file_index,
                 total_files=report.total_files,
-                text=f"{report.phase} {report.file}".strip() if staging else "",
+                text=", ".join(part for part in moves if part) if staging else "",
                 staging=staging,
             )
         return found

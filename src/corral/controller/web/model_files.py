@@ -77,7 +77,7 @@ def _moving(model: str, operations: Sequence[OperationView]) -> Mapping[str, Ope
     """The newest row of each node to which the model's files are being brought."""
     found: dict[str, OperationNodeView] = {}
     for view in sorted(operations, key=lambda view: view.created_at):
-        if view.kind == "stage" and view.id == model and not view.finished_at:
+        if view.kind in ("stage", "staging") and view.backend == model and not view.finished_at:
             found |= {row.node_id: row for row in view.nodes if row.status not in _ENDED}
     return found
 
@@ -103,7 +103,7 @@ def _copy(node: NodeFilesView, row: OperationNodeView | None) -> CopyLine:
         amount=amount,
         sources=sources_of(row) if row is not None else "",
         free=f"{size(node.free_bytes)} free" if node.free_bytes else "",
-        note=(row.error if row is not None else "") or node.reason,
+        note=((row.error or row.note) if row is not None else "") or node.reason,
     )
 
 

@@ -94,7 +94,7 @@ async def why_part(models: Models, explaining: PlacementExplainer, model: Name) 
 async def files_part(models: Models, locations: FileLocations, operations: Operations, model: Name) -> Page:
     """Of what an alias stands for. Nodes are queried now."""
     view = await locations.view(await models.meant(model))
-    return load_pages().page("files_part.html", table=files_table(view, await operations.list_views()))
+    return load_pages().page("files_part.html", table=files_table(view, await operations.list_views(loads=True)))
 
 
 @get("/page/definition", guards=[viewers])
