@@ -33,11 +33,12 @@ COMMANDS = {
     ),
     "gateway": ("corral.cli.nodes.role_commands:gateway_app", "Run a gateway: the public port of the fleet."),
     "worker": ("corral.cli.nodes.role_commands:worker_app", "Run a worker on this machine."),
+    "service": ("corral.cli.service.command:app", "Run Corral as a service, from the start of the machine on."),
     "migrate-store": ("corral.cli.fleet.migrate_store:app", "Copy the database of a stopped fleet to PostgreSQL."),
     "version": ("corral.cli.version:app", "Print the version of Corral, of its protocol and of Python."),
 }
 # Commands that start something or read only this machine: `corral --context NAME` before them would have no effect.
-WITHOUT_CONTEXT = ("up", "join", "contexts", "controller", "gateway", "worker", "migrate-store", "version")
+WITHOUT_CONTEXT = ("up", "join", "contexts", "controller", "gateway", "worker", "service", "migrate-store", "version")
 
 CONTEXT_HELP = "name of a fleet on this machine, from `corral contexts list` (CORRAL_CONTEXT)"
 

@@ -16,8 +16,8 @@ from corral.cli.common.output import DONE, print_line
 
 
 def settings_of(role: str) -> type[Any]:
-    """The settings class of a role."""
-    module = importlib.import_module(f"corral.{role}.settings")
+    """The settings class of a role, and of `corral up`."""
+    module = importlib.import_module(f"corral.{'cli.up' if role == 'up' else role}.settings")
     kind: type[Any] = getattr(module, f"{role.capitalize()}Settings")
     return kind
 
@@ -40,6 +40,15 @@ def run_worker(settings: Any, flags: dict[str, Any]) -> int:
     from corral.worker.settings import saved
 
     return run(settings, saved.choose(settings, flags))
+
+
+def save_worker_settings(settings: Any, flags: dict[str, Any]) -> None:
+    """As a worker does that starts with these flags. Raises `FatalError` while another worker uses the folder."""
+    from corral.worker.agent.join.identity import hold_folder
+    from corral.worker.settings import saved
+
+    with hold_folder(settings.node.data):
+        saved.save(settings.node.data, saved.choose(settings, flags))
 
 
 def reload_worker(settings: Any) -> int:

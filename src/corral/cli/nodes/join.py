@@ -35,6 +35,7 @@ The process list (`ps`) does not show the token. To keep it out of the shell his
 Examples:
   corral join https://fleet:8080 --token cj_… --ca sha256:…
   printf %s cj_… | corral join https://fleet:8080 --token - --ca sha256:…
+  corral join https://fleet:8080 --token cj_… --ca sha256:… --service
   corral join http://127.0.0.1:8080 --token cj_… --data ~/second-worker --name second
   corral join https://fleet:8080 --token SHARED --localai      (print the environment of a LocalAI worker)
 """
@@ -128,18 +129,24 @@ def connection_failure(url: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str
 
 def _join_command() -> Callable[..., int]:
     flags: dict[str, Any] = {}
+    as_service: list[str] = []
 
     def read(given: dict[str, Any]) -> dict[str, Any] | int:
         """The flags of the worker; for --localai, the exit code after printing."""
-        flags.update({name: value for name, value in given.items() if name not in ("url", "localai")})
+        flags.update({name: value for name, value in given.items() if name not in ("url", "localai", "service")})
         if given["url"]:
             flags["controller"] = given["url"]
         if given["localai"]:
             return print_localai(flags)
+        as_service.extend(["yes"] if given["service"] else [])
         flags.update(hide_token(flags))
         return flags
 
     def run(settings: Any) -> int:
+        if as_service:
+            from corral.cli.service.command import join_as_service
+
+            return join_as_service(settings, flags)
         # Later than what ends the worker at its start, such as a data folder that it cannot write: that is the message
         # then. In a thread, because the worker does not wait for the check.
         warning = threading.Timer(WARN_AFTER_S, warn_if_unreachable, (settings,))
@@ -161,6 +168,10 @@ def _join_command() -> Callable[..., int]:
             "localai": Annotated[
                 bool | None,
                 declare.Option("--localai", help="only print the environment variables for a LocalAI worker"),
+            ],
+            "service": Annotated[
+                bool | None,
+                declare.Option("--service", help="run the worker as a service, from the start of the machine on"),
             ],
         },
         read=read,
