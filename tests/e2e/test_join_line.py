@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.fleet import PATIENT, Fleet, http
-from tests.support.processes import Process
+from tests.support.processes import Process, free_port, kept_port
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
@@ -69,6 +69,47 @@ def test_pasted_on_the_same_machine_it_becomes_a_second_node_under_another_name(
     back = fleet.wait_status(name, "healthy")
     assert (back["id"], len(fleet.nodes())) == (node["id"], 2), "the data folder alone says who it is"
     assert again.running
+
+
+def lines(worker: Process) -> list[str]:
+    """Without the log, which goes to the same file."""
+    return [line for line in worker.output().splitlines() if line]
+
+
+def test_four_lines_lead_a_person_from_the_line_to_a_ready_node(fleet: Fleet) -> None:
+    worker = fleet.join("friendly", token=fleet.token(), options=("--no-verbose",))
+    fleet.wait_status("friendly", "pending")
+    waiting = "Waiting for approval: run `corral nodes approve friendly` on the fleet"
+    wait_for(lambda: waiting in lines(worker), "command that approves")
+    assert fleet.cli("nodes", "approve", "friendly").returncode == 0
+    wait_for(lambda: len(lines(worker)) >= 4, "four lines")
+    fleet.wait_status("friendly", "healthy")
+    assert lines(worker) == [
+        f"Connecting to {fleet.url}",
+        waiting,
+        "Approved as friendly",
+        "Ready. Ctrl-C stops the worker; `corral worker` starts it again",
+    ]
+    assert worker.stop() == 0
+    assert len(lines(worker)) == 4
+
+
+def test_a_blocked_bus_or_ingress_is_named_with_what_opens_it(fleet: Fleet) -> None:
+    closed = free_port()
+    token = fleet.token("--pre-approved")
+    options = ("--no-verbose", "--advertise", f"127.0.0.1:{closed}")
+    worker = fleet.join("walled", token=token, options=options)
+    wait_for(lambda: f"The fleet cannot reach this machine at http://127.0.0.1:{closed}" in worker.output(), "hint")
+    assert f"`sudo ufw allow {closed}/tcp`" in worker.output()
+    assert worker.stop() == 0
+    with kept_port() as held:
+        port = held.getsockname()[1]
+        options = ("--no-verbose", "--bus-urls", f"nats://127.0.0.1:{port}")
+        worker = fleet.join("busless", token=fleet.token("--pre-approved"), options=options)
+        blocked = f"The fleet answers, but not its bus, 127.0.0.1 port {port}: open TCP port {port} on 127.0.0.1"
+        wait_for(lambda: blocked in worker.output(), "hint about the bus")
+        assert "Ready" not in worker.output()
+        worker.close()
 
 
 def test_the_line_is_good_for_one_machine(fleet: Fleet) -> None:

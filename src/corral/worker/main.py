@@ -14,10 +14,10 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 THREADS = 64
+Watch = Callable[[WorkerStatus], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,12 @@ async def serve(
     succeeds: bool = False,
     given: Mapping[str, str | bool] | None = None,
     with_localai: bool = True,
+    watch: Watch | None = None,
 ) -> bool:
     """Join the cluster, work, and leave when `stopped` is set; faster when `hurry` is set. `succeeds`: take over from
     the running worker. `given`: flags of this start to keep for later ones. `with_localai`: also serve LocalAI
-    controllers. Returns True when a new worker has taken over. Raises `FatalError`."""
+    controllers. `watch` runs along and reads the status. Returns True when a new worker has taken over. Raises
+    `FatalError`."""
     stopped, hurry = stopped or asyncio.Event(), hurry or asyncio.Event()
     shutdown = settings.shutdown
     inherited = await inherit(settings.node.data, timeout_s=shutdown.reload_timeout_s) if succeeds else None
@@ -133,6 +136,7 @@ async def serve(
                 inherited=inherited.listeners if inherited is not None else (),
             ) as ingress,
             HandOver(settings.node.data, on_successor=on_successor) as handover,
+            background(*([watch(status)] if watch is not None else [])),
         ):
             if inherited is not None:
                 inherited.confirm_serving()
@@ -158,7 +162,7 @@ def make_parts(settings: WorkerSettings, clock: Clock) -> Parts:
     if is_in_clear(url):
         log.warning("the controller's URL is plain http: tokens and credentials are sent without encryption", url=url)
     metrics, server_clock, wake = WorkerMetrics(), ServerClock(clock), Wake()
-    status = WorkerStatus(boot_id=str(uuid.uuid4()), name=identity.current.name)
+    status = WorkerStatus(boot_id=str(uuid.uuid4()), name=identity.current.name, controller=url)
     tokens = TokenVerifier(server_clock.now)
     tokens.trust(identity.current.signing_key, identity.current.node_id)
     probe = HardwareProbe(node.models_dir, env=os.environ)
@@ -374,8 +378,9 @@ def read_join_token(settings: WorkerSettings) -> str:
         return ""
 
 
-def run(settings: WorkerSettings, given: Mapping[str, str | bool] | None = None) -> int:
-    """The process: logging, signals, exit code. A `FatalError` becomes one line on stderr. `given`: see `serve`."""
+def run(settings: WorkerSettings, given: Mapping[str, str | bool] | None = None, watch: Watch | None = None) -> int:
+    """The process: logging, signals, exit code. A `FatalError` becomes one line on stderr. `given`, `watch`: see
+    `serve`."""
     configure_logging(role="worker", level=settings.log_level, json=settings.log_json)
     log.info("worker starts", **shown(settings))
     successors = Successors()
@@ -383,14 +388,19 @@ def run(settings: WorkerSettings, given: Mapping[str, str | bool] | None = None)
         succeeds = is_successor(os.environ)
         if succeeds:
             successors.bind_to_keeper()
-        return uvloop.run(_serve_until_signalled(settings, successors, succeeds, given or {}))
+            watch = None
+        return uvloop.run(_serve_until_signalled(settings, successors, succeeds, given or {}, watch))
     except FatalError as error:
         print(f"corral worker: {mask_secrets(error.message)}", file=sys.stderr)
         return 1
 
 
 async def _serve_until_signalled(
-    settings: WorkerSettings, successors: Successors, succeeds: bool, given: Mapping[str, str | bool]
+    settings: WorkerSettings,
+    successors: Successors,
+    succeeds: bool,
+    given: Mapping[str, str | bool],
+    watch: Watch | None,
 ) -> int:
     """The exit code; a worker that has handed over may become a keeper instead."""
     stopped, hurry = asyncio.Event(), asyncio.Event()
@@ -408,7 +418,7 @@ async def _serve_until_signalled(
         loop.add_signal_handler(number, on_signal, number)
     loop.add_signal_handler(signal.SIGUSR2, successors.start)
     async with background(successors.watch()):
-        handed_over = await serve(settings, stopped=stopped, hurry=hurry, succeeds=succeeds, given=given)
+        handed_over = await serve(settings, stopped=stopped, hurry=hurry, succeeds=succeeds, given=given, watch=watch)
     if handed_over:
         log.info("worker has handed over")
         return await successors.keep()

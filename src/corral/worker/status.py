@@ -24,9 +24,14 @@ def _never() -> bool:
 class WorkerStatus:
     boot_id: str  # new for each start of this process
     name: str
+    controller: str = ""  # its URL
     node_id: str = ""
     status: str = ""  # as the controller reported it last; empty: not yet
     leaving: bool = False
+    bus_urls: tuple[str, ...] = ()  # of this session
+    ingress_url: str = ""  # as the controller reported it last, and whether it reached that; None: not tried yet
+    is_ingress_ok: bool | None = None
+    ingress_error: str = ""
     handing_over: bool = False  # to a new worker on this machine: the node stays, and its processes run on
     is_bus_connected: Callable[[], bool] = field(default=_never)
 

@@ -6,7 +6,7 @@ So `corral nodes list` never loads a web framework.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,11 +35,14 @@ def saved_settings(settings: Any) -> tuple[Path, dict[str, Any]]:
     return settings.node.data / saved.FILE, dict(saved.read(settings.node.data))
 
 
-def run_worker(settings: Any, flags: dict[str, Any]) -> int:
+def run_worker(
+    settings: Any, flags: dict[str, Any], watch: Callable[[Any], Coroutine[Any, Any, None]] | None = None
+) -> int:
+    """`watch` runs along with the status of the worker."""
     from corral.worker.main import run
     from corral.worker.settings import saved
 
-    return run(settings, saved.choose(settings, flags))
+    return run(settings, saved.choose(settings, flags), watch)
 
 
 def save_worker_settings(settings: Any, flags: dict[str, Any]) -> None:

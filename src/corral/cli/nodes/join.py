@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -14,6 +16,7 @@ from corral.cli.common import declare
 from corral.cli.common.output import DONE, print_error, print_line, print_note
 from corral.cli.common.roles import run_worker, saved_settings, settings_of
 from corral.cli.common.settings_command import settings_command
+from corral.cli.nodes.join_progress import report
 from corral.cli.nodes.join_token import hide_token
 from corral.client.contexts import list_contexts
 from corral.client.endpoint import same_place
@@ -25,6 +28,8 @@ HELP = """Join this machine to a fleet and run a worker.
 `corral up` and `corral token create` print the command with URL and token. The token is needed once. Later,
 `corral join` or `corral worker` without options continues as the same node: the options of the first start are saved in
 the data folder. An option that is given again replaces the saved one.
+
+It prints when it connects, waits for approval, is approved, and is ready; --verbose prints the log too.
 
 If the fleet cannot be reached, the worker prints why and retries until it is stopped with Ctrl-C.
 
@@ -130,15 +135,20 @@ def connection_failure(url: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str
 def _join_command() -> Callable[..., int]:
     flags: dict[str, Any] = {}
     as_service: list[str] = []
+    is_verbose: list[bool] = []
 
     def read(given: dict[str, Any]) -> dict[str, Any] | int:
         """The flags of the worker; for --localai, the exit code after printing."""
-        flags.update({name: value for name, value in given.items() if name not in ("url", "localai", "service")})
+        flags.update(
+            {name: value for name, value in given.items() if name not in ("url", "localai", "service", "verbose")}
+        )
         if given["url"]:
             flags["controller"] = given["url"]
         if given["localai"]:
             return print_localai(flags)
         as_service.extend(["yes"] if given["service"] else [])
+        # A log that goes to a file or to a service is for later: it has everything.
+        is_verbose.append(not sys.stderr.isatty() if given["verbose"] is None else given["verbose"])
         flags.update(hide_token(flags))
         return flags
 
@@ -152,8 +162,10 @@ def _join_command() -> Callable[..., int]:
         warning = threading.Timer(WARN_AFTER_S, warn_if_unreachable, (settings,))
         warning.daemon = True
         warning.start()
+        if not is_verbose[-1] and not flags.get("log_level"):
+            settings = replace(settings, log_level="error")
         try:
-            return run_worker(settings, flags)
+            return run_worker(settings, flags, report)
         finally:
             warning.cancel()
 
@@ -168,6 +180,12 @@ def _join_command() -> Callable[..., int]:
             "localai": Annotated[
                 bool | None,
                 declare.Option("--localai", help="only print the environment variables for a LocalAI worker"),
+            ],
+            "verbose": Annotated[
+                bool | None,
+                declare.Option(
+                    "--verbose/--no-verbose", help="also print the log; the default where the output is no terminal"
+                ),
             ],
             "service": Annotated[
                 bool | None,

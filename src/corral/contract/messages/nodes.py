@@ -123,6 +123,9 @@ class HeartbeatReceived(Message, frozen=True):
     message: str = always(str)
     status: str = ""  # since protocol 1
     server_time: float = 0.0  # since protocol 1
+    ingress_url: str = ""  # since protocol 1: where the controller looks for the ingress
+    ingress_ok: bool | None = None  # since protocol 1: whether it was reached there; None: not tried yet, or not said
+    ingress_error: str = ""  # since protocol 1: why not
 
 
 class BusHeartbeat(Message, frozen=True):

@@ -153,7 +153,12 @@ class NodeApi:
         node = await self._authenticated(node_id, caller)
         self._heartbeats.receive_http(node.id, beat)
         return HeartbeatReceived(
-            message="heartbeat received", status=node.status, server_time=self._clock.now().timestamp()
+            message="heartbeat received",
+            status=node.status,
+            server_time=self._clock.now().timestamp(),
+            ingress_url=node.ingress_url,
+            ingress_ok=node.ingress_ok,
+            ingress_error=node.ingress_error,
         )
 
     async def drain(self, node_id: str, caller: NodeCaller) -> None:

@@ -126,6 +126,7 @@ class Agent:
 
         source = NodeCredentials(reply, renew=renew, on_lost=on_lost, clock=self.clock)
         self.reporter.start_session()
+        self.status.bus_urls = self.settings.bus.bus_urls or _bus_urls(reply)
         async with self.open_bus(reply, source) as bus:
             self.status.is_bus_connected = lambda: bus.connected
             try:

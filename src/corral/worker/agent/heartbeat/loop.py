@@ -92,7 +92,9 @@ class HeartbeatLoop:
         is_sent = up and await self._send_over_bus()
         if not (regular or changed):
             return
-        if not is_sent or changed or self._beats % self._settings.http_heartbeat_every == 0:
+        # A person may be waiting for the result of the check of the ingress.
+        is_due = self._beats % self._settings.http_heartbeat_every == 0 or self._is_ingress_open()
+        if not is_sent or changed or is_due:
             await self._send_over_http(up)
         self._beats += 1
 
@@ -154,6 +156,13 @@ class HeartbeatLoop:
         self._server_clock.learn(received.server_time)
         self._metrics.clock_skew.set(self._server_clock.skew_s)
         self._note_status(received.status)
+        self._status.ingress_url = received.ingress_url
+        self._status.is_ingress_ok = received.ingress_ok
+        self._status.ingress_error = received.ingress_error
+
+    def _is_ingress_open(self) -> bool:
+        """Whether the controller checks the ingress and has not reached it yet."""
+        return bool(self._status.ingress_url) and not self._status.is_ingress_ok
 
     def _note_status(self, status: str) -> None:
         if status and status != self._status.status:

@@ -81,7 +81,7 @@ class Registrar:
         while why := self._waiting_reason(reply):
             if why != logged:
                 logged = why
-                log.warning(why)  # for a person at a terminal: the sentence is the message, not a set of fields
+                log.info(why)  # for a person at a terminal: the sentence is the message, not a set of fields
             await self._clock.sleep(self._approval.next_s())
             reply = await self._poll(reply)
         log.info("joined", node=self._name, node_id=reply.id, status=reply.status)
