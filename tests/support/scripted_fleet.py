@@ -181,6 +181,8 @@ class ScriptedFleet:
                 return web.json_response(self.nodes)
             case _, ["api", "nodes", which, *rest]:
                 return self._node(method, which, rest, body)
+            case "GET", ["api", "models"]:
+                return web.json_response([])
             case "GET", ["api", "tokens"]:
                 return web.json_response(self.tokens)
             case "POST", ["api", "tokens"]:

@@ -20,6 +20,12 @@ COMMANDS = {
     ),
     "apply": ("corral.cli.fleet.fleet_file:apply_app", "Apply a file with labels, backends, models and schedules."),
     "export": ("corral.cli.fleet.fleet_file:export_app", "Print the fleet as a YAML file for `corral apply`."),
+    "run": (
+        "corral.cli.models.short_commands:run_app",
+        "Talk to a model, like `ollama run`; `corral chat` has more options.",
+    ),
+    "ps": ("corral.cli.models.short_commands:ps_app", "List the loaded models and where they run, like `ollama ps`."),
+    "pull": ("corral.cli.models.short_commands:pull_app", "Install a model and fetch its files, like `ollama pull`."),
     "chat": ("corral.cli.models.chat:app", "Send a prompt to a model and print the answer."),
     "logs": ("corral.cli.fleet.logs:app", "Print the log of the processes of a model or a backend."),
     "why": ("corral.cli.fleet.why:app", "Explain placement decisions and open operations."),
@@ -35,10 +41,22 @@ COMMANDS = {
     "worker": ("corral.cli.nodes.role_commands:worker_app", "Run a worker on this machine."),
     "service": ("corral.cli.service.command:app", "Run Corral as a service, from the start of the machine on."),
     "migrate-store": ("corral.cli.fleet.migrate_store:app", "Copy the database of a stopped fleet to PostgreSQL."),
+    "completion": ("corral.cli.completion:app", "Print the script with which a shell completes commands and names."),
     "version": ("corral.cli.version:app", "Print the version of Corral, of its protocol and of Python."),
 }
 # Commands that start something or read only this machine: `corral --context NAME` before them would have no effect.
-WITHOUT_CONTEXT = ("up", "join", "contexts", "controller", "gateway", "worker", "service", "migrate-store", "version")
+WITHOUT_CONTEXT = (
+    "up",
+    "join",
+    "contexts",
+    "controller",
+    "gateway",
+    "worker",
+    "service",
+    "migrate-store",
+    "completion",
+    "version",
+)
 
 CONTEXT_HELP = "name of a fleet on this machine, from `corral contexts list` (CORRAL_CONTEXT)"
 

@@ -13,6 +13,7 @@ import os
 import sys
 
 import click
+from click.shell_completion import CompletionItem
 
 from corral.cli import commands
 from corral.cli.commands import COMMANDS, WITHOUT_CONTEXT
@@ -31,7 +32,12 @@ def load(name: str) -> click.Command:
 
 
 class _Root(declare.Group):
-    """`corral` itself. The summaries of the commands are known, so its help imports none of them."""
+    """`corral` itself. The summaries of the commands are known, so help and completion import none of them."""
+
+    def shell_complete(self, ctx: declare.Context, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=COMMANDS[name][1]) for name in COMMANDS if name.startswith(incomplete)]
 
     def get_help(self, ctx: declare.Context) -> str:
         return commands.help_text()
@@ -42,6 +48,7 @@ def root() -> click.Group:
         declare.LazyCommands(COMMANDS, load),
         callback=_before_command,
         invoke_without_command=True,
+        no_args_is_help=False,
         params=[
             click.Option(["--context", "fleet"]),
             click.Option(["--quiet", "-q"], is_flag=True),
@@ -55,6 +62,10 @@ def _before_command(fleet: str | None, quiet: bool) -> None:
     if quiet:
         os.environ[QUIET] = "1"
     name = click.get_current_context().invoked_subcommand
+    if name is None:
+        from corral.cli.fleet.overview import show_overview
+
+        raise declare.Exit(show_overview(fleet))
     if fleet and name in WITHOUT_CONTEXT:
         raise declare.BadParameter(f"`corral {name}` does not connect to a fleet: remove --context before {name}")
 
@@ -68,6 +79,10 @@ def _show_version(context: declare.Context, _: object, is_given: bool) -> None:
 
 
 def run(words: list[str]) -> int:
+    if instruction := os.environ.get("_CORRAL_COMPLETE"):
+        from corral.cli.completion import answer_shell
+
+        return answer_shell(instruction)
     for word in words:
         if not word.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in word):
             print_error(f"{word.encode('utf-8', 'surrogateescape')!r} is not UTF-8; arguments must be UTF-8")

@@ -144,7 +144,7 @@ class Group(click.Group):
     commands: Mapping[str, click.Command]  # type: ignore[assignment]
 
     def __init__(self, commands: Mapping[str, click.Command], **settings: Any) -> None:
-        super().__init__(no_args_is_help=True, context_settings=_HELP, **settings)
+        super().__init__(**{"no_args_is_help": True, "context_settings": _HELP, **settings})
         self.commands = commands
 
     def list_commands(self, ctx: Context) -> list[str]:
@@ -208,8 +208,9 @@ def _parameter(each: inspect.Parameter) -> click.Parameter:
     value = kinds[0] if type(None) in typing.get_args(kind) else kind
     is_list = typing.get_origin(value) is list
     given: dict[str, Any] = {"type": _type(value, declared.limits), "required": each.default is each.empty}
-    if declared.complete is not None:
-        given["shell_complete"] = _completion(declared.complete)
+    complete = declared.complete or _complete_fleet_names(declared)
+    if complete is not None:
+        given["shell_complete"] = _completion(complete)
     if not given["required"] and not is_list:
         given["default"] = each.default
     if isinstance(declared, Argument):
@@ -233,5 +234,22 @@ def _type(kind: Any, limits: tuple[float | None, float | None]) -> click.ParamTy
     return types.get(kind, click.STRING)
 
 
+def _complete_fleet_names(declared: Option | Argument) -> Complete | None:
+    """Nodes, models and operations by what the help calls them."""
+    kind = declared.metavar if isinstance(declared, Argument) else declared.given["metavar"]
+    if kind not in ("NODE", "MODEL", "OPERATION"):
+        return None
+
+    def complete(context: Context, *_: object) -> list[str]:
+        from corral.cli.common.completion import complete_name
+
+        return complete_name(kind, context)
+
+    return complete
+
+
 def _completion(complete: Complete) -> Callable[[Context, Parameter, str], list[CompletionItem]]:
-    return lambda context, parameter, begun: [CompletionItem(each) for each in complete(context, parameter, begun)]
+    def offer(context: Context, parameter: Parameter, begun: str) -> list[CompletionItem]:
+        return [CompletionItem(each) for each in complete(context, parameter, begun) if each.startswith(begun)]
+
+    return offer

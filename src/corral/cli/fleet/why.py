@@ -93,7 +93,9 @@ async def why_node(
 @fleet_command
 async def why_operation(
     client: Client,
-    operation: Annotated[str, declare.Argument(metavar="ID", help="id of the operation, or the beginning of it")],
+    operation: Annotated[
+        str, declare.Argument(metavar="OPERATION", help="id of the operation, or the beginning of it")
+    ],
     as_json: Json = False,
 ) -> None:
     """Show the nodes on which an operation is not done, with the reasons.

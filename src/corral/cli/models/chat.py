@@ -65,7 +65,20 @@ async def chat(
         options["max_tokens"] = max_tokens
     if temperature is not None:
         options["temperature"] = temperature
-    conversation = _Conversation(client, model, system, options)
+    return await send(client, model, prompt, system=system, options=options, as_json=as_json)
+
+
+async def send(
+    client: Client,
+    model: str,
+    prompt: str,
+    *,
+    system: str = "",
+    options: dict[str, Any] | None = None,
+    as_json: bool = False,
+) -> int:
+    """Ask one question, or talk on the terminal. Return the exit code."""
+    conversation = _Conversation(client, model, system, options or {})
     question = _question(prompt)
     if question is None and as_json:
         raise declare.BadParameter("--json needs a prompt")

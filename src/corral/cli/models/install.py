@@ -105,7 +105,7 @@ async def install_models(
     more["fetch"] = not no_fetch
     requests = [InstallModel(model=name, variant=variant, recreate=recreate, **more) for name in names or ()]
     requests += [InstallModel(text=text, recreate=recreate, **more) for text in texts]
-    return await _install(client, requests, options, detach=detach, as_json=as_json)
+    return await install_all(client, requests, options, detach=detach, as_json=as_json)
 
 
 async def _dry_run(
@@ -126,7 +126,7 @@ async def _dry_run(
     return DONE
 
 
-async def _install(
+async def install_all(
     client: Client, requests: Sequence[InstallModel], options: SourceOptions, *, detach: bool, as_json: bool
 ) -> int:
     """Install one after the other. A failure does not stop the rest."""

@@ -80,6 +80,10 @@ async def list_replicas(
       corral models replicas smollm2-135m
       corral models replicas --node attic
     """
+    await print_replicas(client, name, node, as_json=as_json)
+
+
+async def print_replicas(client: Client, name: str = "", node: str = "", *, as_json: bool) -> None:
     if name:
         await client.models.get(name)  # reports a name that does not exist
     rows: list[dict[str, Any]] = await client.loads.replicas(name, node=node)

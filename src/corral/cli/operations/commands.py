@@ -31,8 +31,10 @@ app = declare.App(
       corral ops cancel 3f2a91c0
     """,
 )
-Operation = Annotated[str, declare.Argument(metavar="ID", help="id of the operation, or the beginning of it")]
-Several = Annotated[list[str], declare.Argument(metavar="ID", help="ids of operations, or the beginnings of them")]
+Operation = Annotated[str, declare.Argument(metavar="OPERATION", help="id of the operation, or the beginning of it")]
+Several = Annotated[
+    list[str], declare.Argument(metavar="OPERATION", help="ids of operations, or the beginnings of them")
+]
 _ID = re.compile(r"[0-9A-Za-z-]+\Z")  # anything else would change the path of the API request
 OneNode = Annotated[
     str, declare.Option("--node", metavar="NODE", help="only on this node, by name or id", callback=reject_empty)
@@ -93,7 +95,7 @@ async def watch_operations(
     operations: Annotated[
         list[str] | None,
         declare.Argument(
-            metavar="ID",
+            metavar="OPERATION",
             help="ids, or the beginnings of them; without ids, every running operation",
         ),
     ] = None,
