@@ -77,7 +77,11 @@ class Controller:
 
     def _open(self, url: str, headers: dict[str, str], context: ssl.SSLContext | None) -> http.client.HTTPResponse:
         request = urllib.request.Request(url, headers=headers)
-        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context)
+        # Without a proxy, as the worker connects too.
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if context is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        answer: http.client.HTTPResponse = urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT_S)
         return answer
 
 

@@ -14,7 +14,9 @@ _FOLDER = "corral.controller.distribution"
 _COMMAND = (
     "printf %s {token} | sh -c '"
     "u={url}; f=$(mktemp) && "
-    "{{ curl -fsSL{insecure} $u/install.sh -o $f || wget -q{unverified} -O $f $u/install.sh; }} && "
+    # The worker connects directly too, so a proxy is for the package index only.
+    "( unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; "
+    "curl -fsSL{insecure} $u/install.sh -o $f || wget -q{unverified} -O $f $u/install.sh ) && "
     'case $(sha256sum $f 2>/dev/null || shasum -a 256 $f) in {sha256}*) CORRAL_INSTALLER=$f exec sh $f $u "$@";; esac; '
     'rm -f $f; echo "corral: $u/install.sh could not be downloaded, or is not the one of this command: '
     'nothing was run" >&2; exit 1'
