@@ -343,7 +343,7 @@ class ReplicaSettings:
         default=True,
     )
     shared_models: bool = setting(
-        "all nodes share one models folder: files are not fetched",
+        "controller and nodes share one models folder: files are used where they lie, nothing is fetched or written",
         default=False,
         aliases=("LOCALAI_DISTRIBUTED_SHARED_MODELS",),
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from corral.controller.localai.staging import Staged, load_timeout_s, options_of, place_of
+from corral.contract.messages.replicas import ReplicaFile
+from corral.controller.files.shared_folder import SharedFolder
+from corral.controller.localai.staging import NotHere, Staged, list_shared, load_timeout_s, options_of, place_of
 from corral.kit.errors import Failed
 
 SET = "org/m/0123456789ab"
@@ -77,3 +80,19 @@ def test_how_long_loading_may_take() -> None:
     assert load_timeout_s(0) == 300
     assert load_timeout_s(10 * 1024**3) == 500
     assert load_timeout_s(10**15) == 6 * 3600
+
+
+def test_files_of_a_shared_folder_are_told_where_they_lie(tmp_path: Path) -> None:
+    files = [ReplicaFile("w/m.gguf", "", 5), ReplicaFile("p.gguf", "", 3)]
+    for file in files:
+        (tmp_path / file.path).parent.mkdir(exist_ok=True)
+        (tmp_path / file.path).write_bytes(b"x" * file.size_bytes)
+    found = list_shared(files, SharedFolder(tmp_path).find)
+    definition = {"parameters": {"model": "w/m.gguf"}, "mmproj": "p.gguf"}
+    place = place_of(definition, found, set_depth=0)
+    options: dict[str, Any] = json.loads(options_of(definition, "org/m", "llama-cpp", place))
+    assert options["ModelFile"] == f"{tmp_path}/w/m.gguf"
+    assert options["MMProj"] == f"{tmp_path}/p.gguf"
+    (tmp_path / "p.gguf").unlink()
+    with pytest.raises(NotHere, match=r"p\.gguf is not in the shared models folder"):
+        list_shared(files, SharedFolder(tmp_path).find)

@@ -48,6 +48,11 @@ class BundledModels:
             return model
         async with self._store.read() as tx:
             rows = await model_files.list_of(tx, definition.name)
+        if any(not row.digest for row in rows):
+            raise Invalid(
+                f"the files of {definition.name} lie in the shared models folder: copy that folder, and make a bundle "
+                "of the backends with --backend"
+            )
         for row in rows:
             is_stored = self._blobs.find(row.digest) is not None
             progress.add(row.digest, row.size_bytes, row.size_bytes if is_stored else 0, is_stored=is_stored)

@@ -26,6 +26,7 @@ from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.messages.staging import RemovedFiles
 from corral.contract.models import Definition, ModelFile
+from corral.contract.sources import is_digest
 from corral.controller.access.signing import IngressTokens
 from corral.controller.files.archives import UNPACK_FACTOR, Archives, list_path, pinned
 from corral.controller.files.blob_listener import ControllerBlobUrls
@@ -42,6 +43,7 @@ from corral.controller.files.required_files import (
     weights_first,
     worker_files,
 )
+from corral.controller.files.shared_folder import SharedFolder, ordered_files
 from corral.controller.files.snapshots import Snapshots, row_path
 from corral.controller.models.views import definition_of
 from corral.kit.clock import Clock
@@ -100,9 +102,12 @@ class ModelFiles:
         retention: FileRetention | None = None,
         cache: ModelCache | None = None,
         list_bundled: Callable[[], Sequence[Sequence[BundledFile]]] = list,
+        shared: SharedFolder | None = None,
     ) -> None:
         """`credential_of` names the credential that a node holds now: the tokens made for the node end with it.
-        `list_bundled`: the files of each model in a loaded bundle."""
+        `list_bundled`: the files of each model in a loaded bundle. `shared`: the folder whose files are used where
+        they lie."""
+        self._shared = shared
         self._list_bundled = list_bundled
         self._store = store
         self._blobs = blobs
@@ -134,7 +139,10 @@ class ModelFiles:
             on_progress(progress)
 
         try:
-            files = await self._ensure(definition, report)
+            if self._shared is not None:
+                files = await self._ensure_shared(definition, self._shared)
+            else:
+                files = await self._ensure(definition, report)
         except CorralError as error:
             self._status[definition.name] = ModelFilesStatus(error=error.message)
             raise
@@ -146,6 +154,11 @@ class ModelFiles:
 
     async def known(self, definition: Definition) -> tuple[ReplicaFile, ...] | None:
         """What `ensure` would give, without fetching anything; None when that is not known of every file."""
+        if self._shared is not None:
+            try:
+                return ordered_files(definition, await run_uncancelled(self._shared.rows, definition))
+            except (NotFound, Unavailable):
+                return None
         items = await self._items(definition)
         if items is None:
             return None
@@ -161,14 +174,19 @@ class ModelFiles:
 
     async def are_here(self, definition: Definition) -> bool:
         """Whether `ensure` would fetch nothing."""
+        if self._shared is not None:
+            return await self.known(definition) is not None
         items = await self._items(definition)
         if items is None or any(item.archive for item in items):
             return False
         return all(self.find(item.known.digest) is not None for item in items)
 
-    def find(self, digest: str) -> Path | None:
-        """The file itself, where it is here: its header tells how much memory the model needs."""
-        blob = self._blobs.find(digest) if digest else None
+    def find(self, key: str) -> Path | None:
+        """The file itself, where it is here: its header tells how much memory the model needs. `key`: its digest; in a
+        shared folder its path."""
+        if not is_digest(key):
+            return self._shared.find(key) if self._shared is not None else None
+        blob = self._blobs.find(key)
         return blob.path if blob is not None else None
 
     def status(self, model: str) -> ModelFilesStatus | None:
@@ -178,6 +196,8 @@ class ModelFiles:
     def sources_for(self, node_id: str, files: Sequence[ReplicaFile] = ()) -> tuple[tuple[str, ...], str]:
         """Where that node may fetch these files by digest, best first, and what it shows there. `{host}` in a URL is
         the node's to fill in."""
+        if self._shared is not None:
+            return (), ""  # nothing is fetched
         own, others = (self._blob_urls.own,), self._blob_urls.others
         here = all(self.find(file.digest) for file in files)
         return own + others if here else others + own, self._tokens.sign_for_node(node_id, self._credential_of(node_id))
@@ -290,6 +310,16 @@ class ModelFiles:
         inside = {list_path(file) for file in definition.files if is_archive(definition, file)}
         await self._forget_others(definition.name, files.keys() | lists.keys() | inside)
         return worker_files(definition.name, weights_first(definition, list(files.values())))
+
+    async def _ensure_shared(self, definition: Definition, shared: SharedFolder) -> tuple[ReplicaFile, ...]:
+        rows = await run_uncancelled(shared.rows, definition)
+        stored = await self._rows(definition.name)
+        for row in rows:
+            before = stored.get(row.path)
+            if before is None or (before.uri, before.digest, before.size_bytes) != (row.uri, "", row.size_bytes):
+                await self._remember(row)
+        await self._forget_others(definition.name, {row.path for row in rows})
+        return ordered_files(definition, rows)
 
     async def _remember_bundled(self, definition: Definition) -> None:
         """Files of a loaded bundle count as fetched before."""

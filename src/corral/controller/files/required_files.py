@@ -86,10 +86,10 @@ def _implied(word: str, listed: Sequence[ModelFile], folder: Path | None) -> lis
     path = folder / word
     if os.path.isfile(path):
         return [ModelFile(word, path.absolute().as_uri())]
-    return list(_inside(path, folder)) if os.path.isdir(path) else []
+    return list(files_inside(path, folder)) if os.path.isdir(path) else []
 
 
-def _inside(path: Path, folder: Path) -> Iterator[ModelFile]:
+def files_inside(path: Path, folder: Path) -> Iterator[ModelFile]:
     """Every file of a folder that is a model, except hidden files and checksums."""
     for file in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
@@ -129,6 +129,8 @@ def current_files(definition: Definition, stored: Sequence[StoredFile]) -> list[
     ]
 
     def is_current(row: StoredFile) -> bool:
+        if not row.digest:
+            return True  # of the shared models folder: what was found there when the definition was last read
         if is_member(row.uri):
             member = parse_member(row.uri)
             archive = listed.get(member.path)

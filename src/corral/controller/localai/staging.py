@@ -132,6 +132,15 @@ class PeerStaging:
         return ()
 
 
+def list_shared(files: Sequence[ReplicaFile], find: Callable[[str], Path | None]) -> tuple[Staged, ...]:
+    """Files of a folder that all machines share, at the same place: nothing is sent. `find` gets a path below the
+    folder. Raises NotHere."""
+    found = [(file.path, find(file.path)) for file in files]
+    if missing := [path for path, here in found if here is None]:
+        raise NotHere(f"{missing[0]} is not in the shared models folder any more")
+    return tuple(Staged(path, str(here)) for path, here in found)
+
+
 def place_of(definition: Mapping[str, Any], staged: Sequence[Staged], *, set_depth: int) -> LoadTarget:
     """Where the definition's names lead there. `set_depth`: how many names stand before a file's own in its path, which
     are ours: the model's and its set's. Pure but for the seed."""

@@ -25,7 +25,14 @@ from corral.controller.files.model_files import ModelFiles
 from corral.controller.localai.calls import PeerCalls
 from corral.controller.localai.file_server import FileServerAddress
 from corral.controller.localai.processes import process_key, reachable_address
-from corral.controller.localai.staging import PeerStaging, StagingProgress, load_timeout_s, options_of, place_of
+from corral.controller.localai.staging import (
+    PeerStaging,
+    StagingProgress,
+    list_shared,
+    load_timeout_s,
+    options_of,
+    place_of,
+)
 from corral.controller.localai.table import NotLeading, PeerTable
 from corral.controller.registry.ingress_client import IngressClient
 from corral.inference.backend_process import ProcessHealth
@@ -155,8 +162,11 @@ class PeerStarter:
             files = await self._files.ensure(
                 definition, ignore_progress
             )  # another controller may have fetched them, and not this one
-            staged = await self._staging.bring(node.id, where, files, progress.staging)
-            depth = order.model.count("/") + 2  # <model>/<set>/…
+            if any(file.digest for file in files):
+                staged = await self._staging.bring(node.id, where, files, progress.staging)
+                depth = order.model.count("/") + 2  # <model>/<set>/…
+            else:
+                staged, depth = list_shared(files, self._files.find), 0
         else:
             staged = await self._staging.list_staged(where, order.definition) if where.url else ()
             depth = 0

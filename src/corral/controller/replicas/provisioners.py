@@ -81,8 +81,8 @@ class FileSource(Protocol):
     async def ensure(self, definition: Definition, tell: OnProgress) -> tuple[ReplicaFile, ...]:
         """Fetch and verify all files of the model to the controller."""
 
-    def find(self, digest: str) -> Path | None:
-        """The path of a file, where this controller has it."""
+    def find(self, key: str, /) -> Path | None:
+        """The path of a file, where this controller has it: by its digest, or in a shared folder by its path."""
 
     def sources_for(self, node_id: str, files: Sequence[ReplicaFile] = ()) -> tuple[tuple[str, ...], str]:
         """The URLs from which a node fetches these files by digest, best first, and the token for them."""
@@ -91,7 +91,9 @@ class FileSource(Protocol):
 class MemoryEstimator:
     def __init__(self, files: FileSource) -> None:
         self._files = files
-        self._headers: dict[str, GgufHeader | None] = {}  # by digest; None: no GGUF header
+        self._headers: dict[
+            str, GgufHeader | None
+        ] = {}  # by digest, or by path in a shared folder; None: no GGUF header
 
     def estimate(
         self, definition: Definition, stored: Sequence[StoredFile], measured: Sequence[MeasuredUsage] = ()
@@ -100,19 +102,20 @@ class MemoryEstimator:
         if len(stored) < len(definition.files):  # not all are fetched yet: the declared sizes are all there is
             sizes = [file.size_bytes for file in definition.files]
         total = sum(sizes) if sizes and all(sizes) else 0
-        headers = [header for file in stored if (header := self._headers.get(file.digest)) is not None]
+        headers = [header for file in stored if (header := self._headers.get(file.digest or file.path)) is not None]
         return estimate_memory(definition, total, header=headers[0] if headers else None, measured=measured)
 
     async def read_headers(self, files: Sequence[ReplicaFile]) -> None:
         """Read the headers of the files that this controller has and has not read yet."""
         for file in files:
-            if file.digest not in self._headers:
+            key = file.digest or file.path  # without a digest, it lies in the shared models folder
+            if key not in self._headers:
                 if len(self._headers) >= MAX_HEADERS:
                     self._headers.clear()
-                self._headers[file.digest] = await asyncio.to_thread(self._read, file.digest)
+                self._headers[key] = await asyncio.to_thread(self._read, key)
 
-    def _read(self, digest: str) -> GgufHeader | None:
-        path = self._files.find(digest)
+    def _read(self, key: str) -> GgufHeader | None:
+        path = self._files.find(key)
         if path is None:
             return None
         try:
@@ -121,7 +124,7 @@ class MemoryEstimator:
         except Invalid:
             return None  # not GGUF, or not plausible: its size counts
         except OSError as error:
-            log.warning("header of a model file cannot be read", digest=digest, error=str(error))
+            log.warning("header of a model file cannot be read", file=key, error=str(error))
             return None
 
 

@@ -29,7 +29,7 @@ class KnownFiles(Protocol):
     """The part of `controller/files` that this needs."""
 
     async def known(self, definition: Definition) -> tuple[ReplicaFile, ...] | None: ...
-    def find(self, digest: str) -> Path | None: ...
+    def find(self, key: str, /) -> Path | None: ...
 
 
 class FileLocations:
@@ -62,7 +62,7 @@ class FileLocations:
 
     def _file_view(self, model: str, file: ReplicaFile, uris: dict[str, str]) -> ModelFileView:
         path = named_path(model, file.path)
-        here = self._files.find(file.digest) if file.digest else None
+        here = self._files.find(file.digest or file.path)
         return ModelFileView(
             path=path,
             size_bytes=file.size_bytes,

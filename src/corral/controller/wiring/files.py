@@ -27,6 +27,7 @@ from corral.controller.files.missing_blobs import MissingBlobs
 from corral.controller.files.model_cache import ModelCache, ModelCacheLimits
 from corral.controller.files.model_files import FileRetention, ModelFiles
 from corral.controller.files.packages import Packages
+from corral.controller.files.shared_folder import SharedFolder
 from corral.controller.files.sizes import FileSizes
 from corral.controller.files.swarm.blob_peers import BlobPeers
 from corral.controller.files.swarm.blob_tracker import BlobTracker
@@ -103,6 +104,7 @@ async def open_model_files(
             retention=retention,
             cache=cache,
             list_bundled=bundles.list_files,
+            shared=SharedFolder(own) if settings.replicas.shared_models else None,
         )
         missing = MissingBlobs(files.refetch)
         artifacts = make_artifacts(settings.files, folder, store, session, registry, files.sources_for, clock, bundles)
