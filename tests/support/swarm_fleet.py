@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -183,14 +183,22 @@ class Swarm:
 
 
 @contextlib.asynccontextmanager
-async def open_swarm(folder: Path, *, ca: Ca | None = None) -> AsyncIterator[Swarm]:
+async def open_swarm(
+    folder: Path, *, ca: Ca | None = None, find_stored: Callable[[str], str] = lambda _digest: ""
+) -> AsyncIterator[Swarm]:
     hub, members, tokens = LocalHub(CLOCK, seed=1), Members(), IngressTokens(Signer(Signer.new_private_key()), CLOCK)
     async with contextlib.AsyncExitStack() as opened:
         source = await opened.enter_async_context(blob_source(folder))
         session = await opened.enter_async_context(open_session(inside=True))
         bus: Bus = await opened.enter_async_context(hub.join("controller"))
         peers = BlobPeers(
-            BlobTracker(seed=1), tokens, cast(ActiveNodes, members), bus, CLOCK, ca_pem=ca.certificate_pem if ca else ""
+            BlobTracker(seed=1),
+            tokens,
+            cast(ActiveNodes, members),
+            bus,
+            CLOCK,
+            ca_pem=ca.certificate_pem if ca else "",
+            find_stored=find_stored,
         )
         await opened.enter_async_context(background(peers.run()))
         yield Swarm(folder, source, peers, members, tokens, session, hub, opened, ca)

@@ -130,6 +130,12 @@ class ObjectStore:
             async with asyncio.timeout(self._limits.call_s):
                 await obstore.delete_async(self._bucket, key)
 
+    async def sign(self, key: str, *, life_s: float) -> str:
+        """A URL with which anybody can read the object for so long."""
+        with self._translated(key):
+            async with asyncio.timeout(self._limits.call_s):  # the machine's own credentials may have to be asked for
+                return await obstore.sign_async(self._bucket, "GET", key, timedelta(seconds=life_s))
+
     async def put_file(
         self, path: Path, key: str, *, metadata: Mapping[str, str] | None = None, on_bytes: OnBytes = _ignore_bytes
     ) -> int:

@@ -1,4 +1,4 @@
-"""Settings of the object storage (S3), which controller and workers of a LocalAI fleet share."""
+"""Settings of the object storage (S3). Workers of a LocalAI fleet need them too, those of a Corral fleet do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StorageSettings:
     """Without a URL there is no object storage, and files travel by HTTP."""
 
     storage_url: str = setting(
-        "URL of an S3 object storage through which a LocalAI fleet moves files; empty = files go directly by HTTP",
+        "URL of an S3 object storage through which model files reach workers; empty = files go directly by HTTP",
         default="",
         aliases=("LOCALAI_STORAGE_URL",),
         parse=lambda text: text.strip().rstrip("/"),

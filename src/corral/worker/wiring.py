@@ -193,7 +193,14 @@ async def _open_fleet(
         metrics.received_blob_bytes.labels(source=kind.value).inc(count)
 
     async with open_session(times, trust=cluster.trust, inside=True) as session:
-        exchange = PeerExchange(cluster.served, session, cluster.announce_blobs, clock, max_download=max_download)
+        exchange = PeerExchange(
+            cluster.served,
+            session,
+            cluster.announce_blobs,
+            clock,
+            max_download=max_download,
+            storage_ca=settings.storage.storage_ca,
+        )
         fleet = FleetBlobs(
             session,
             controller=cluster.url,

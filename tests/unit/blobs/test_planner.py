@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from corral.blobs.swarm.chunk_set import ChunkSet
 from corral.blobs.swarm.planner import ChunkPlanner, ChunkRequest, PlanLimits, SourceKind
 
-CONTROLLER, PEER = SourceKind.CONTROLLER, SourceKind.PEER
+CONTROLLER, STORAGE, PEER = SourceKind.CONTROLLER, SourceKind.STORAGE, SourceKind.PEER
 
 
 def planner(count: int, *, have: tuple[int, ...] = (), seed: int = 0, **limits: float) -> ChunkPlanner:
@@ -45,6 +45,23 @@ def test_peers_come_first_and_the_controller_sends_only_what_it_assigned() -> No
     assert {request for request in asked if request.source == "a"} == {("a", 0), ("a", 1)}
     assert len(asked) == 3
     assert plan.needs_assignment
+
+
+def test_an_object_storage_sends_what_the_controller_would() -> None:
+    plan = planner(6)
+    plan.offer("controller", CONTROLLER, ChunkSet.complete(6))
+    plan.offer("storage", STORAGE, ChunkSet.complete(6))
+    plan.assign([5], is_unrestricted=False)
+    assert requests(plan) == [("storage", 5)]
+    plan.on_failure(ChunkRequest("storage", 5), 0.0, is_final=True)
+    assert requests(plan) == [("controller", 5)]
+
+
+def test_a_node_alone_reads_from_the_storage_and_the_controller_helps() -> None:
+    plan = planner(6, per_controller=2)
+    plan.offer("controller", CONTROLLER, ChunkSet.complete(6))
+    plan.offer("storage", STORAGE, ChunkSet.complete(6))
+    assert requests(plan) == [("storage", 0), ("storage", 1), ("controller", 2), ("controller", 3)]
 
 
 def test_the_rarest_chunk_comes_first() -> None:

@@ -2,12 +2,12 @@
 
 Rules, in this order:
 
-1. A chunk that the controller assigned to this node is requested from the controller: no other node fetches it there,
-   so it is rare by definition.
+1. A chunk that the controller assigned to this node is requested from the object storage, if there is one, or else from
+   the controller: no other node fetches it there, so it is rare by definition.
 2. Every other chunk is requested from the peer with the fewest open requests. Of the chunks that this peer has, one of
    those that the fewest peers have is chosen at random. So nodes that start together choose different chunks.
-3. A chunk that no peer has is requested from a controller without an assignment only if the controller allows it (no
-   other node wants the blob), or if nothing arrived for `fallback_s`.
+3. A chunk that no peer has is requested from the storage or a controller without an assignment only if the controller
+   allows it (no other node wants the blob), or if nothing arrived for `fallback_s`.
 4. When there is nothing else to request, a slow request is repeated at another source: the first answer wins. Near the
    end (all missing chunks are requested) this happens sooner.
 
@@ -30,6 +30,7 @@ SAMPLED_CHUNKS = 32
 
 class SourceKind(StrEnum):
     CONTROLLER = "controller"
+    STORAGE = "storage"  # an object storage; used like a controller, and rather than one
     PEER = "peer"
 
 
@@ -181,13 +182,16 @@ class ChunkPlanner:
             return None
         free = list(self._usable(now_s))
         peers = [(name, source) for name, source in free if source.kind is SourceKind.PEER]
+        storages = [(name, source) for name, source in free if source.kind is SourceKind.STORAGE]
         controllers = [(name, source) for name, source in free if source.kind is SourceKind.CONTROLLER]
         assigned = ChunkSet(wanted.count, wanted.bits & self._assigned.bits)
-        return (
-            self._from(controllers, assigned)
-            or self._from(peers, wanted)
-            or (self._from(controllers, wanted, in_order=not peers) if self._may_use_controller(now_s) else None)
-        )
+        found = self._from(storages, assigned) or self._from(controllers, assigned) or self._from(peers, wanted)
+        if found is None and self._may_use_controller(now_s):
+            in_order = not peers
+            found = self._from(storages, wanted, in_order=in_order) or self._from(
+                controllers, wanted, in_order=in_order
+            )
+        return found
 
     def _may_use_controller(self, now_s: float) -> bool:
         return self._is_unrestricted or now_s - self._arrived_s >= self._limits.fallback_s

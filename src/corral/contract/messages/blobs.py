@@ -31,6 +31,7 @@ class BlobSources(Message, frozen=True):
     peers: tuple[BlobPeer, ...] = ()
     assigned: tuple[int, ...] = ()  # chunks that only this worker should request from the controller
     is_unrestricted: bool = False  # no other worker wants the blob: the controller sends any chunk
+    stored: str = ""  # a signed URL of the blob in an object storage; chunks are assigned for it as for the controller
 
 
 class BlobHints(Message, frozen=True):

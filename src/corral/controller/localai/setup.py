@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 
 from corral.blobs.object_store import ObjectStore
 from corral.blobs.storage_settings import StorageSettings
+from corral.controller.files.swarm.stored_blobs import fleet_mark
 from corral.controller.localai.bridges import Bridges
 from corral.controller.localai.calls import PeerCalls, PeerTimes
 from corral.controller.localai.cleanup import ObjectSweep, PeerCleanup
@@ -67,7 +67,7 @@ async def open_peers(own: ReplicaOrders, needs: PeerDependencies, settings: Peer
         servers = await opened.enter_async_context(FileServers(settings.token, clock))
         objects = None
         if settings.storage.is_configured:
-            fleet = hashlib.sha256(needs.public_key.encode()).hexdigest()[:16]
+            fleet = fleet_mark(needs.public_key)
             objects = await opened.enter_async_context(ObjectFiles(ObjectStore(settings.storage), calls, fleet=fleet))
         requests = await opened.enter_async_context(
             RequestFiles(servers, calls, clock, settings.folder, objects=objects)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
+from corral.blobs.object_store import ObjectStore
 from corral.blobs.oci.credentials import DockerConfig
 from corral.blobs.oci.registry import RegistryClient, RegistrySettings
 from corral.blobs.store import BlobStore
@@ -31,6 +32,7 @@ from corral.controller.files.shared_folder import SharedFolder
 from corral.controller.files.sizes import FileSizes
 from corral.controller.files.swarm.blob_peers import BlobPeers
 from corral.controller.files.swarm.blob_tracker import BlobTracker
+from corral.controller.files.swarm.stored_blobs import StoredBlobs, fleet_mark
 from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.access import Trust
 from corral.controller.wiring.artifacts import FOLDER as ARTIFACTS
@@ -130,7 +132,16 @@ async def open_model_files(
             list_chunks=lambda digest: (artifacts.blobs if artifacts.blobs.find(digest) else blobs).chunk_list(digest),
         ) as url:
             blob_urls.own = url
-            peers = BlobPeers(BlobTracker(), tokens, active, runtime.bus, clock, ca_pem=trust.ca_pem)
+            stored = _stored_blobs(settings, blobs, runtime, tokens.public_key)
+            peers = BlobPeers(
+                BlobTracker(),
+                tokens,
+                active,
+                runtime.bus,
+                clock,
+                ca_pem=trust.ca_pem,
+                find_stored=stored.find_url if stored is not None else lambda _digest: "",
+            )
             yield OpenedFiles(
                 files,
                 artifacts.artifacts,
@@ -145,8 +156,16 @@ async def open_model_files(
                 packages,
                 url,
                 peers,
-                (files, cache, blob_urls, missing, peers, packages, *artifacts.parts),
+                (files, cache, blob_urls, missing, peers, packages, *artifacts.parts, *((stored,) if stored else ())),
             )
+
+
+def _stored_blobs(
+    settings: ControllerSettings, blobs: BlobStore, runtime: Runtime, public_key: str
+) -> StoredBlobs | None:
+    if not settings.storage.is_configured:
+        return None
+    return StoredBlobs(ObjectStore(settings.storage), blobs, runtime.store, runtime.clock, fleet=fleet_mark(public_key))
 
 
 def blobs_folder(settings: ControllerSettings) -> Path:

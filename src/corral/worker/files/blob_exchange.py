@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 
@@ -35,6 +36,7 @@ FULL_EVERY_S = 60.0  # so often all finished blobs are announced
 MIN_INTERVAL_S = 0.2
 DEFAULT_INTERVAL_S = 0.5
 RETRY_S = 5.0  # after a failed announcement
+STORAGE = "object storage"  # the name of that source
 
 Announce = Callable[[AnnounceBlobs], Awaitable[BlobHints | None]]  # None: this worker has not joined a cluster
 
@@ -51,6 +53,12 @@ class PeerToken:
         return {"Authorization": f"Bearer {self.token}"}
 
 
+async def _no_credentials(is_refused: bool) -> Mapping[str, str]:
+    if is_refused:
+        raise Denied("the object storage refused the signed URL")
+    return {}
+
+
 class PeerExchange:
     def __init__(
         self,
@@ -60,12 +68,16 @@ class PeerExchange:
         clock: Clock,
         *,
         max_download: RateLimit,
+        storage_ca: Path | None = None,
     ) -> None:
+        """`storage_ca`: a CA of the object storage, in addition to those of the system."""
         self._served = served
         self._session = session
         self._announce = announce
         self._clock = clock
         self._max_download = max_download
+        self._storage_ca = storage_ca
+        self._storage_trust: ssl.SSLContext | None = None
         self._wake = Wake()
         self._full_s = float("-inf")
         self._tokens: dict[tuple[str, str], PeerToken] = {}  # by peer and digest
@@ -143,7 +155,23 @@ class PeerExchange:
                 log.debug("the chunks of a peer cannot be read", node=peer.name, reason=error.message)
                 continue
             download.offer(self._source(peer, download.digest, ca), has)
+        if sources.stored:
+            download.offer(self._storage(sources.stored))
         download.assign(sources.assigned, is_unrestricted=sources.is_unrestricted)
+
+    def _storage(self, url: str) -> HttpSource:
+        """The URL is signed: there are no other credentials, and its text is a secret."""
+        trust = self._trust_for_storage() if url.startswith("https:") else True
+        return HttpSource(
+            self._session, STORAGE, SourceKind.STORAGE, url, _no_credentials, self._max_download, trust=trust
+        )
+
+    def _trust_for_storage(self) -> ssl.SSLContext:
+        if self._storage_trust is None:
+            self._storage_trust = ssl.create_default_context()
+            if self._storage_ca is not None:
+                self._storage_trust.load_verify_locations(self._storage_ca)
+        return self._storage_trust
 
     def _source(self, peer: BlobPeer, digest: str, ca: str) -> HttpSource:
         token = self._tokens.setdefault((peer.node_id, digest), PeerToken(peer.token))

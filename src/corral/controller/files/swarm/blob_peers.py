@@ -6,6 +6,7 @@ replaced, every serving node that it got a token for is told at once, and again 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from corral.bus.api import Bus
@@ -74,14 +75,17 @@ class BlobPeers:
         clock: Clock,
         *,
         ca_pem: str = "",
+        find_stored: Callable[[str], str] = lambda _digest: "",
     ) -> None:
-        """`ca_pem`: the CA of the workers' certificates; empty: they have none."""
+        """`ca_pem`: the CA of the workers' certificates; empty: they have none. `find_stored`: the URL of a blob in the
+        object storage; empty: it is not there."""
         self._tracker = tracker
         self._tokens = tokens
         self._nodes = nodes
         self._bus = bus
         self._clock = clock
         self._ca_pem = ca_pem
+        self._find_stored = find_stored
         self._askers: dict[str, Asker] = {}
         self._revocations: list[Revocation] = []
 
@@ -130,7 +134,7 @@ class BlobPeers:
             for peer in hints.peers
             if self._nodes.credential(peer.node_id)
         )
-        return BlobSources(peers, hints.assigned, hints.is_unrestricted)
+        return BlobSources(peers, hints.assigned, hints.is_unrestricted, self._find_stored(digest))
 
     def _asker(self, node_id: str, credential: str) -> Asker:
         known = self._askers.get(node_id)
