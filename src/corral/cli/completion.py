@@ -32,9 +32,9 @@ def completion(
 
     \b
     Examples:
+      corral completion fish >~/.config/fish/completions/corral.fish
       echo 'eval "$(corral completion bash)"' >>~/.bashrc
       echo 'eval "$(corral completion zsh)"' >>~/.zshrc          (after compinit)
-      corral completion fish >~/.config/fish/completions/corral.fish
     """
     from corral.cli.run import root
 

@@ -196,7 +196,6 @@ def test_misuse_is_one_line_with_the_way_to_the_help(corral: Corral) -> None:
         ran = corral(*words)
         assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
         assert "--help`" in ran.err
-    assert "corral up" in corral().err
     assert "approve" in corral("nodes").err
 
 

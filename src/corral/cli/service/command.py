@@ -58,7 +58,14 @@ def install_(
     dry_run: DryRun = False,
     no_start: Annotated[bool, declare.Option("--no-start", help="only write the files")] = False,
 ) -> int:
-    """Install a service and start it; again to change it."""
+    """Install a service and start it; again to change it.
+
+    \b
+    Examples:
+      corral service install --set CORRAL_LAN=true
+      corral service install worker --set CORRAL_LABELS=tier=fast
+      corral service install gateway --socket 0.0.0.0:443 --dry-run
+    """
     service, text = plan_install(find_service(role, data), settings or [], address)
     manager = find_manager()
     if dry_run:
@@ -69,7 +76,12 @@ def install_(
 
 @app.command("uninstall")
 def uninstall(role: Role = "up") -> int:
-    """Stop a service and remove its files, not its data."""
+    """Stop a service and remove its files, not its data.
+
+    \b
+    Examples:
+      corral service uninstall worker
+    """
     service, manager = find_service(role), find_manager()
     if not any(path.exists() for path in _installed_files(service, manager)):
         print_note(f"{service.name} is not installed.")
@@ -84,7 +96,13 @@ def uninstall(role: Role = "up") -> int:
 
 @app.command("status")
 def status(role: AnyRole = None, as_json: Json = False) -> int:
-    """Show the services of this machine."""
+    """Show the services of this machine. Exit code 0: all of them run.
+
+    \b
+    Examples:
+      corral service status
+      corral service status worker --json
+    """
     manager = find_manager()
     rows = [manager.status(find_service(each)) for each in ([role] if role else ROLES)]
     shown = [row for row in rows if row.is_installed or role]
