@@ -178,6 +178,12 @@ async def test_wheels_of_a_bundle_make_an_environment_without_an_index(bundles: 
     entry = bundles.find_entry(BackendRequest("Engine"))
     assert entry is not None
     assert entry.request == BackendRequest("engine")
+    (listed,) = bundles.list_entries()
+    assert (listed["name"], listed["id"]) == ("engine", "bundle@engine")
+    named = bundles.find_entry(BackendRequest("engine", gallery="bundle"))
+    assert named == entry, "the name of the list is not kept: the bundle may be removed"
+    assert bundles.find_variant("engine-build", KIND) == build
+    assert bundles.find_variant("engine", KIND) is None
     async with open_site(tmp_path, bundles=bundles) as site:
         (ordered,) = build.sources
         await site.order("barn", ordered)

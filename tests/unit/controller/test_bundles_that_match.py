@@ -62,6 +62,7 @@ def test_the_reason_names_what_there_is_and_the_option() -> None:
         (BackendRequest("other-name"), True),
         (BackendRequest("engine", gallery="farm"), True),
         (BackendRequest("farm@engine"), True),
+        (BackendRequest("bundle@engine"), True),
         (BackendRequest("engine", gallery="elsewhere"), False),
         (BackendRequest("engine", uri="oci://host/engine:1"), False),
         (BackendRequest("engine", galleries="[]"), False),

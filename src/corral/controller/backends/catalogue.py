@@ -51,7 +51,13 @@ class BundledBuilds(Protocol):
 
     def find_entry(self, request: BackendRequest, /) -> CatalogueEntry | None: ...
 
+    def list_entries(self) -> Sequence[dict[str, Any]]:
+        """The backends of bundles, in LocalAI's form."""
+
     def find_build(self, request: BackendRequest, kind: MachineKind, /) -> TargetBuild | None: ...
+
+    def find_variant(self, name: str, kind: MachineKind, /) -> TargetBuild | None:
+        """The build of that name, if it is the one for such a machine."""
 
     def why_no_build(self, request: BackendRequest, kind: MachineKind, /) -> str:
         """Why a bundle that has this backend has none for such a machine; empty if no bundle has the backend."""

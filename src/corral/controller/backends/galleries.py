@@ -22,6 +22,7 @@ from corral.contract.hardware import DEFAULT, DISABLED
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.sources import Registry
+from corral.controller.backends.bundled_upgrades import split_bundled
 from corral.controller.backends.catalogue import BundledBuilds, CatalogueEntry, MachineKind, NodeInventory
 from corral.controller.backends.plan import NoBuild
 from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI
@@ -119,7 +120,10 @@ class Galleries:
         """Without a kind of machine: all entries."""
         catalogue = await self._resolver.library.catalogue()
         wanted = {(capability or DEFAULT, platform) for capability, platform in kinds} or {(DISABLED, "")}
-        return [_shown(entry) for entry in catalogue.search(capabilities=wanted)]
+        listed = [_shown(entry) for entry in catalogue.search(capabilities=wanted)]
+        names = {entry["name"] for entry in listed}
+        bundled = self._bundled.list_entries() if self._bundled is not None else ()
+        return [*listed, *(entry for entry in bundled if entry["name"] not in names)]
 
     async def upgrades(self, inventories: Sequence[NodeInventory]) -> dict[str, UpgradeInfo]:
         nodes = [
@@ -131,11 +135,19 @@ class Galleries:
             )
             for row in inventories
         ]
+        found: dict[str, UpgradeInfo] = {}
+        if (bundled := self._bundled) is not None:
+            nodes, found = split_bundled(
+                nodes,
+                lambda name, machine: bundled.find_variant(
+                    name, MachineKind(machine.capability, machine.platform, machine.python)
+                ),
+            )
         if not any(row.backends for row in nodes):
-            return {}
+            return found
         catalogue = await self._resolver.library.catalogue()
         digests = await self._resolver.available(rules.digests_to_look_up(nodes, catalogue))
-        return rules.upgrades(nodes, catalogue, digests)
+        return rules.upgrades(nodes, catalogue, digests) | found
 
     async def aliases(self, builds: Collection[str]) -> Mapping[str, str]:
         if not builds:

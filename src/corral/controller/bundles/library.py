@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -34,7 +35,7 @@ from corral.contract.bundles import (
 from corral.contract.sources import Source, Wheel, public_source
 from corral.controller.artifacts.listings import ArtifactListing, ListedBlob
 from corral.controller.backends.catalogue import CatalogueEntry, MachineKind
-from corral.controller.bundles.match import choose_build, is_backend, why_no_build
+from corral.controller.bundles.match import GALLERY, choose_build, is_backend, why_no_build
 from corral.gallery.galleries import Gallery
 from corral.gallery.models.entries import ModelEntry
 from corral.kit.clock import Clock
@@ -47,7 +48,6 @@ from corral.store.records import BackendRequest, TargetBuild
 
 log = get_log(__name__)
 
-GALLERY = "bundle"  # as the source of a model
 KEEP_UNUSED_S = 24 * 3600.0  # blobs of no bundle: its upload was given up
 SWEEP_EVERY_S = 600.0
 
@@ -123,10 +123,25 @@ class Bundles:
             backend.name, hardware_specific=backend.hardware_specific, request=_in_normal_form(request, backend)
         )
 
+    def list_entries(self) -> list[dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for loaded in self._loaded:
+            for backend in loaded.manifest.backends:
+                found.setdefault(backend.name, _shown(backend, loaded.digest))
+        return list(found.values())
+
     def find_build(self, request: BackendRequest, kind: MachineKind) -> TargetBuild | None:
         for backend in self._backends(request):
             if (build := choose_build(backend.builds, kind)) is not None:
                 return _target(build)
+        return None
+
+    def find_variant(self, name: str, kind: MachineKind) -> TargetBuild | None:
+        for loaded in self._loaded:
+            for backend in loaded.manifest.backends:
+                build = choose_build(backend.builds, kind)
+                if build is not None and build.variant == name:
+                    return _target(build)
         return None
 
     def why_no_build(self, request: BackendRequest, kind: MachineKind) -> str:
@@ -228,8 +243,21 @@ class Bundles:
 
 
 def _in_normal_form(request: BackendRequest, backend: BundledBackend) -> BackendRequest:
-    gallery = "" if request.uri else request.gallery or backend.gallery
+    named = "" if request.gallery.lower() == GALLERY else request.gallery
+    gallery = "" if request.uri else named or backend.gallery
     return msgspec.structs.replace(request, backend=backend.name, gallery=gallery)
+
+
+def _shown(backend: BundledBackend, digest: str) -> dict[str, Any]:
+    """As lists of galleries have it."""
+    kept = {"alias": backend.alias, "uri": backend.uri, "version": backend.builds[0].version if backend.builds else ""}
+    return {key: value for key, value in kept.items() if value} | {
+        "name": backend.name,
+        "description": "of a loaded bundle",
+        "gallery": {"name": GALLERY, "url": f"{GALLERY}:{digest}"},
+        "id": f"{GALLERY}@{backend.name}",
+        "is_meta": False,
+    }
 
 
 def _target(build: BundledBuild) -> TargetBuild:

@@ -10,6 +10,8 @@ from corral.controller.backends.catalogue import MachineKind
 from corral.gallery.backends.compatibility import capability_chain
 from corral.store.records import BackendRequest
 
+GALLERY = "bundle"  # the name by which lists show what bundles have
+
 
 def is_backend(backend: BundledBackend, request: BackendRequest) -> bool:
     """A request with galleries of its own means theirs."""
@@ -19,7 +21,7 @@ def is_backend(backend: BundledBackend, request: BackendRequest) -> bool:
         return request.uri == backend.uri
     gallery, at, name = request.backend.lower().partition("@")
     gallery, name = (gallery, name) if at else (request.gallery.lower(), gallery)
-    if gallery not in ("", backend.gallery.lower()):
+    if gallery not in ("", GALLERY, backend.gallery.lower()):
         return False
     return name in (backend.name.lower(), backend.alias.lower())
 
