@@ -197,7 +197,7 @@ async def remove_bundle(
 ) -> None:
     """Remove a loaded bundle from the controller.
 
-    Backends that are installed and models that were fetched stay. What only the bundle has can not be installed again.
+    Backends that are installed and models that were fetched stay. What only the bundle has cannot be installed again.
 
     \b
     Examples:
