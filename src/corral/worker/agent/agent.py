@@ -122,6 +122,8 @@ class Agent:
             renewed = await self.registrar.renew()
             if not self.settings.bus.bus_urls and _bus_urls(renewed) != _bus_urls(reply):
                 on_lost(RegisterAgain("the bus has moved"))
+            if renewed.signing_key != reply.signing_key:  # the fleet was restored without its secrets
+                on_lost(RegisterAgain("the fleet signs with another key"))
             return renewed
 
         source = NodeCredentials(reply, renew=renew, on_lost=on_lost, clock=self.clock)
