@@ -15,7 +15,7 @@ from pathlib import Path
 
 from corral.contract.local_sockets import LONGEST_NAME, MAX_PATH_BYTES
 from corral.kit.errors import Conflict
-from corral.kit.process import HOME_DATA, read_lock_pid, resolve_data
+from corral.kit.process import HOME_DATA, lock_holder, read_lock_pid, resolve_data
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,30 @@ class DataFolder:
     def logs(self) -> Path:
         return self.root / "logs"
 
+    @property
+    def restore_mark(self) -> Path:
+        """There from the first change of `corral restore` to the last: the folder is not whole."""
+        return self.root / "restore.json"
+
 
 def default_data(env: Mapping[str, str]) -> Path:
     chosen = env.get("CORRAL_DATA")
     return Path(chosen).expanduser().absolute() if chosen else resolve_data(HOME_DATA)
+
+
+def data_folder(given: str | None) -> DataFolder:
+    """The folder of `--data`, else the default one."""
+    return DataFolder(Path(given).expanduser().absolute() if given else default_data(os.environ))
+
+
+def chosen_folder(data: str | None, context: str | None) -> DataFolder:
+    """The folder of `--data`, else of the fleet that commands on this machine use, else the default one."""
+    if data or (not context and os.environ.get("CORRAL_DATA")):
+        return data_folder(data)
+    from corral.client.contexts import choose_context
+
+    choice = choose_context(os.environ, context)
+    return data_folder(choice.context.fleet.data if choice else None)
 
 
 def run_folder(data: Path, env: Mapping[str, str], *, uid: int | None = None) -> Path:
@@ -124,6 +144,27 @@ def lock_file(path: Path) -> Iterator[None]:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
+
+
+@contextlib.contextmanager
+def block_start(folder: DataFolder) -> Iterator[None]:
+    """Keep `corral up` from starting with this folder. `Conflict` while it runs."""
+    holder = lock_holder(folder.lock)
+    if holder is not None:
+        raise Conflict(f"the fleet in {folder.root} is running (pid {holder or 'unknown'}): stop it first")
+    if not folder.root.is_dir():
+        yield
+        return
+    with lock_file(folder.lock):
+        yield
+
+
+def refuse_unfinished_restore(folder: DataFolder) -> None:
+    if folder.restore_mark.exists():
+        raise Conflict(
+            f"a restore into {folder.root} was interrupted: run `corral restore FILE --data {folder.root}` again, "
+            "or remove the folder"
+        )
 
 
 @contextlib.contextmanager

@@ -6,10 +6,11 @@ other machines (names, reasons) is printed without markup and without terminal e
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+OnTableProgress = Callable[[str, int, int], None]  # table, copied rows, total rows
 QUIET = "CORRAL_QUIET"  # set by `--quiet`
 DONE, FAILED, USAGE, STILL_RUNNING, INTERRUPTED = 0, 1, 2, 3, 130
 _STYLES = {
@@ -179,3 +181,22 @@ def _rounded(seconds: float) -> float:
 def is_interactive() -> bool:
     """Whether a person can answer questions: stdin and stdout are a terminal."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+@contextlib.contextmanager
+def table_progress(*, quiet: bool) -> Iterator[OnTableProgress]:
+    """A progress bar for each table that is copied, on a terminal; nothing elsewhere."""
+    if quiet or is_quiet() or not sys.stderr.isatty():
+        yield lambda table, copied, total: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=console(sys.stderr), transient=True) as bar:
+        tasks = {}
+
+        def on_progress(table: str, copied: int, total: int) -> None:
+            if table not in tasks:
+                tasks[table] = bar.add_task(table, total=total)
+            bar.update(tasks[table], completed=copied)
+
+        yield on_progress

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from corral.cli.common.output import DONE, print_line
+from corral.cli.common.output import DONE, OnTableProgress, print_line
 
 
 def settings_of(role: str) -> type[Any]:
@@ -98,7 +98,7 @@ def expected_schema() -> tuple[str, str]:
     return VERSION_TABLE, head_of()
 
 
-async def live_controllers(store_url: str, *, within_s: float) -> list[str]:
+async def live_controllers(store_url: str, *, within_s: float, may_migrate: bool = True) -> list[str]:
     """Hosts of the controllers that used this database within the last `within_s`; none if it does not exist."""
     from corral.store import open_store
     from corral.store.engine.sqlite import sqlite_path
@@ -106,11 +106,11 @@ async def live_controllers(store_url: str, *, within_s: float) -> list[str]:
 
     if store_url.startswith("sqlite:") and not sqlite_path(store_url.partition("://")[2]).exists():
         return []
-    async with open_store(store_url) as store, store.read() as tx:
+    async with open_store(store_url, may_migrate=may_migrate) as store, store.read() as tx:
         return [each.host for each in await controllers.list_live(tx, within_s=within_s)]
 
 
-async def copy_store(origin: str, target: str, on_progress: Callable[[str, int, int], None]) -> list[tuple[str, int]]:
+async def copy_store(origin: str, target: str, on_progress: OnTableProgress) -> list[tuple[str, int]]:
     """Copy all tables into another database; return each table with its number of rows. `on_progress` gets the table,
     the copied rows and the total rows."""
     from corral.store.copy import migrate_store
@@ -119,3 +119,50 @@ async def copy_store(origin: str, target: str, on_progress: Callable[[str, int, 
         origin, target, on_progress=lambda progress: on_progress(progress.table, progress.copied, progress.total)
     )
     return [(each.table, each.rows) for each in copied]
+
+
+async def dump_store(
+    url: str, file: Path, *, backup_id: str, created_at: datetime, with_secrets: bool, on_progress: OnTableProgress
+) -> dict[str, int]:
+    """Dump the database into a SQLite file; return the rows by table."""
+    from corral.store import backup
+
+    copied = await backup.dump_store(
+        url,
+        file,
+        backup.BackupMark(id=backup_id, created_at=created_at),
+        with_secrets=with_secrets,
+        on_progress=lambda progress: on_progress(progress.table, progress.copied, progress.total),
+    )
+    return {each.table: each.rows for each in copied}
+
+
+async def load_store(file: Path, url: str, on_progress: OnTableProgress) -> dict[str, int]:
+    """Copy a dump into an empty database; return the rows by table."""
+    from corral.store import backup
+
+    copied = await backup.load_store(
+        file, url, on_progress=lambda progress: on_progress(progress.table, progress.copied, progress.total)
+    )
+    return {each.table: each.rows for each in copied}
+
+
+async def require_empty_store(url: str) -> None:
+    from corral.store import backup
+
+    await backup.require_empty(url)
+
+
+async def find_backup_id(url: str) -> str:
+    """The backup from which the data of a database was restored; empty if it was not."""
+    from corral.store import backup
+
+    mark = await backup.find_mark(url)
+    return mark.id if mark else ""
+
+
+def check_schema(schema: str) -> None:
+    """Raises `Invalid` if the schema of a dump is newer than this program's."""
+    from corral.store import backup
+
+    backup.check_schema(schema)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from corral.cli.common import declare
-from corral.cli.common.data_folder import DataFolder, lock_file, run_folder
+from corral.cli.common.data_folder import DataFolder, lock_file, refuse_unfinished_restore, run_folder
 from corral.cli.common.output import DONE
 from corral.cli.common.roles import BusServerSettings, prepare_bus, settings_of
 from corral.cli.common.settings_command import settings_command
@@ -65,6 +65,7 @@ def up(settings: UpSettings) -> int:
             prepare.make_folders(folder)
             prepare.check_free_space(folder)
             held.enter_context(lock_file(folder.lock))
+            refuse_unfinished_restore(folder)
             inherited = tuple(take_listeners(os.environ))  # from a systemd socket unit
             site = resolve_site(settings, folder, inherited)
             listeners = inherited or machine.listen_on(site.bind, site.port, "--port")
