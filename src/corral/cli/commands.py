@@ -33,6 +33,10 @@ COMMANDS = {
     "requests": ("corral.cli.fleet.requests:app", "List inference requests and their results, newest first."),
     "contexts": ("corral.cli.fleet.contexts:app", "List the fleets of this machine, and choose one."),
     "doctor": ("corral.cli.doctor.command:app", "Find problems and show how to fix them."),
+    "support-bundle": (
+        "corral.cli.backup.support_bundle:app",
+        "Write logs, settings and checks into an archive, without secrets.",
+    ),
     "controller": (
         "corral.cli.nodes.role_commands:controller_app",
         "Run a controller: scheduler, admin API and web page.",

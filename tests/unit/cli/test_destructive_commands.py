@@ -85,6 +85,7 @@ HARMLESS = {
     "ops dismiss",
     "requests",
     "doctor",
+    "support-bundle",
 }
 TWO_FLEETS = Endpoint("http://here:1", "ck_x", data="/data/a", context="a", others=("'b' (http://here:2, /data/b)",))
 

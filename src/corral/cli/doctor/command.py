@@ -51,15 +51,28 @@ def doctor(
     choice = choose_context(os.environ, context)
     local = choice.context.fleet if choice else None
     folder = DataFolder(Path(data).expanduser().absolute() if data else _folder_of(local))
-    findings = [*check_machine(folder, os.environ.get("CORRAL_STORE") or "")]
-    fleet_findings = asyncio.run(_check_fleet(folder, local, url=url, key=key, ca=ca, context=context))
-    findings = [*drop_repeated(findings, fleet_findings), *fleet_findings]
+    findings = find_problems(folder, local, url=url, key=key, ca=ca, context=context)
     if as_json:
         print_json([each.as_data() for each in findings])
     else:
         print_table(("", "CHECK", "RESULT"), rows(findings), empty="")
         print_note(summary(findings))
     return FAILED if any(each.level is Level.FAIL for each in findings) else DONE
+
+
+def find_problems(
+    folder: DataFolder,
+    local: LocalFleet | None,
+    *,
+    url: str | None = None,
+    key: str | None = None,
+    ca: str | None = None,
+    context: str | None = None,
+) -> list[Finding]:
+    """Run every check: of this machine, then of the fleet."""
+    findings = [*check_machine(folder, os.environ.get("CORRAL_STORE") or "")]
+    fleet_findings = asyncio.run(_check_fleet(folder, local, url=url, key=key, ca=ca, context=context))
+    return [*drop_repeated(findings, fleet_findings), *fleet_findings]
 
 
 def _folder_of(local: LocalFleet | None) -> Path:
