@@ -53,8 +53,13 @@ class GatewaySettings:
         default=1,
         check=_processes,
     )
-    tls_cert: Path | None = setting("certificate for clients (PEM, with its chain)", default=None)
+    tls_cert: Path | None = setting(
+        "certificate for clients (PEM, with its chain); a changed file is used without a restart", default=None
+    )
     tls_key: Path | None = setting("key of that certificate (PEM)", default=None)
+    tls_check_s: Seconds = setting(
+        "interval between looks at the files of the certificate", default=Seconds(10), check=positive, advanced=True
+    )
     cors_origins: tuple[str, ...] = setting(
         "web origins whose pages may call /v1/…; * = any; empty = none", default=(), check=_origins
     )

@@ -40,6 +40,8 @@ from corral.kit.clock import Clock
 from corral.kit.errors import Invalid
 from corral.kit.files import read_text
 from corral.kit.log import get_log
+from corral.kit.server_certificate import ServerCertificate
+from corral.kit.tasks import run_every
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
 
 log = get_log(__name__)
@@ -249,7 +251,11 @@ def new_trust(
 
 @contextlib.asynccontextmanager
 async def open_server(
-    settings: GatewaySettings, handler: GatewayHandler, tls: Callable[[Target], ssl.SSLContext], metrics: Metrics
+    settings: GatewaySettings,
+    handler: GatewayHandler,
+    tls: Callable[[Target], ssl.SSLContext],
+    metrics: Metrics,
+    certificate: ServerCertificate | None,
 ) -> AsyncIterator[RelayServer]:
     """A server that does not listen yet."""
     pool = UpstreamPool(pool_limits(settings), tls=tls, counters=metrics.relay)
@@ -257,7 +263,7 @@ async def open_server(
         handler,
         relay_limits(settings),
         pool=pool,
-        ssl=server_tls(settings),
+        ssl=certificate.context if certificate is not None else None,
         counters=metrics.relay,
         fast_path=handler.fast_path,
     )
@@ -298,18 +304,17 @@ def explain_listen_errors(settings: GatewaySettings) -> Iterator[None]:
         raise Invalid(f"cannot listen on {where}: {error.strerror or error}") from error
 
 
-def server_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
+async def watch_certificate(certificate: ServerCertificate, settings: GatewaySettings, clock: Clock) -> None:
+    async def reload() -> None:
+        await certificate.reload_if_changed()
+
+    await run_every("certificate", settings.tls_check_s, reload, clock=clock)
+
+
+def server_certificate(settings: GatewaySettings) -> ServerCertificate | None:
+    """Of the public port; None without TLS. Raises Invalid."""
     if settings.tls_cert is None and settings.tls_key is None:
         return None
     if settings.tls_cert is None or settings.tls_key is None:
         raise Invalid("TLS needs both --tls-cert and --tls-key")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(str(settings.tls_cert), str(settings.tls_key))
-    except (OSError, ssl.SSLError) as error:
-        raise Invalid(
-            f"TLS certificate and key cannot be used: {settings.tls_cert}, {settings.tls_key}: {error}"
-        ) from error
-    return context
+    return ServerCertificate(settings.tls_cert, settings.tls_key, protocols=("http/1.1",))

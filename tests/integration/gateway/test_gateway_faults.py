@@ -340,6 +340,37 @@ async def test_tls(
             assert answer.status == 200
 
 
+async def test_a_changed_certificate_is_used_without_a_restart_and_a_broken_one_is_not(
+    open_one: OpenGateway, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    cert, key = self_signed(tmp_path)
+    first = ssl.create_default_context(cafile=str(cert))
+
+    async def answers(trust: ssl.SSLContext) -> bool:
+        headers = {"Connection": "close"}
+        try:
+            async with http.get(f"{gateway.url}/healthz", ssl=trust, headers=headers) as answer:
+                return answer.status == 200
+        except aiohttp.ClientSSLError:
+            return False
+
+    async with open_one(tls_cert=cert, tls_key=key, tls_check_s=0.02) as gateway:
+        assert await answers(first)
+        whole = cert.read_bytes()
+        with capture_logs() as logged:
+            cert.write_bytes(whole[: len(whole) // 2])
+            await until(lambda: any("the old one stays" in each["event"] for each in logged), "look at the files")
+        assert await answers(first), "the old one stays"
+        self_signed(tmp_path)
+        second = ssl.create_default_context(cafile=str(cert))
+
+        async def is_second() -> bool:
+            return await answers(second)
+
+        await until(is_second, "new certificate")
+        assert not await answers(first)
+
+
 async def test_a_controller_on_another_machine_is_reached_by_tls(
     controller: ScriptedController, open_one: OpenGateway, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:

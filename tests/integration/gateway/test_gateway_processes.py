@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import aiohttp
 import psutil
 import pytest
 
+from tests.integration.gateway.certificates import self_signed
 from tests.integration.gateway.conftest import KEYS, USER, VIEWER, bearer
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController, key
 from tests.integration.gateway.scripted_ingress import ScriptedIngress, running_ingress
@@ -366,3 +368,38 @@ async def test_settings_that_cannot_work_are_reported_once(controller: ScriptedC
         said = (await started.stderr.read()).decode()
         assert await started.wait() == 1
     assert said.count("corral gateway: TLS certificate and key cannot be used") == 1
+
+
+async def test_every_process_uses_a_renewed_certificate(controller: ScriptedController, tmp_path: Path) -> None:
+    port, (certificate, key) = free_port(), self_signed(tmp_path)
+    settings = {
+        "controller": f"unix:{controller.socket}",
+        "gateway_key": GATEWAY_KEY,
+        "port": str(port),
+        "processes": "2",
+        "hints": "false",
+        "tls_cert": str(certificate),
+        "tls_key": str(key),
+        "tls_check": "20ms",
+    }
+
+    async def answers_as(trust: ssl.SSLContext, times: int) -> bool:
+        """On that many connections, so that each process gets some."""
+        for _ in range(times):
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http,
+                http.get(f"https://127.0.0.1:{port}/healthz", ssl=trust) as answer,
+            ):
+                assert answer.status == 200
+        return True
+
+    async with process(**settings) as started:
+        try:
+            first = ssl.create_default_context(cafile=str(certificate))
+            await until(lambda: answers_as(first, 8), "gateway with its first certificate")
+            self_signed(tmp_path)
+            second = ssl.create_default_context(cafile=str(certificate))
+            await until(lambda: answers_as(second, 8), "every process with the second certificate")
+        finally:
+            started.send_signal(signal.SIGTERM)
+            await asyncio.wait_for(started.wait(), 60)

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from corral.cli.common import output
+from corral.cli.fleet.keys import client_hints
+from corral.client import Endpoint
 from corral.contract.admin import JoinTokenView, NodeView
 
 NOON = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
@@ -78,3 +80,18 @@ def test_foreign_text_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch)
 def test_every_line_of_an_error_has_the_prefix_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_error("first\nsecond\x07")
     assert capsys.readouterr().err == "corral: first\ncorral: second�\n"
+
+
+@pytest.mark.parametrize(
+    ("ca", "hint"),
+    [
+        ("", []),
+        ("/data/secrets/ca.crt", ["they trust it with SSL_CERT_FILE=/data/secrets/ca.crt"]),
+        ("sha256:abc", ["they trust it with SSL_CERT_FILE=ca.pem"]),
+    ],
+)
+def test_a_new_key_comes_with_the_variables_of_clients(ca: str, hint: list[str]) -> None:
+    first, *more = client_hints(Endpoint("https://fleet:8080", "ck_secret", ca))
+    assert first == "OpenAI clients: OPENAI_BASE_URL=https://fleet:8080/v1 OPENAI_API_KEY=<the key>"
+    assert [line.partition("/ca.pem: ")[2] for line in more] == hint
+    assert "ck_secret" not in "".join((first, *more))

@@ -11,7 +11,7 @@ from corral.cli.common.output import print_json, print_line, print_note, print_t
 from corral.cli.nodes.tokens import duration_or_never
 
 if TYPE_CHECKING:
-    from corral.client import Client
+    from corral.client import Client, Endpoint
     from corral.contract.view import KeyLimits
 
 app = declare.App(
@@ -84,6 +84,17 @@ async def create_key(
         return
     print_line(created.secret)
     print_note(f"Save the key: it is not shown again. Revoke it: `corral keys revoke {created.key.id}`")
+    for line in client_hints(client.endpoint):
+        print_note(line)
+
+
+def client_hints(endpoint: Endpoint) -> list[str]:
+    """How a client uses the key. Pure."""
+    found = [f"OpenAI clients: OPENAI_BASE_URL={endpoint.url}/v1 OPENAI_API_KEY=<the key>"]
+    if endpoint.url.startswith("https://") and endpoint.ca:
+        ca = "ca.pem" if endpoint.ca.startswith("sha256:") else endpoint.ca
+        found.append(f"The fleet has a CA of its own, {endpoint.url}/ca.pem: they trust it with SSL_CERT_FILE={ca}")
+    return found
 
 
 @app.command("list")

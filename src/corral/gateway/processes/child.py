@@ -149,8 +149,10 @@ async def _open(
         handler = wiring.build_handler(
             settings, parent, router, metrics, clock, gateway_key=gateway_key, state=state, processes=parent
         )
+        certificate = wiring.server_certificate(settings)
+        trust = wiring.new_trust(settings, address.target, tls)
         async with (
-            wiring.open_server(settings, handler, wiring.new_trust(settings, address.target, tls), metrics) as server,
+            wiring.open_server(settings, handler, trust, metrics, certificate) as server,
             asyncio.TaskGroup() as tasks,
         ):
             parent.use(server, apply_view, router.find, ejection.apply_remote)
@@ -164,6 +166,9 @@ async def _open(
                 tasks.create_task(parent.report_metrics(), name="metrics"),
                 tasks.create_task(parent.publish_connections(), name="connections"),
             ]
+            if certificate is not None:
+                watching = wiring.watch_certificate(certificate, settings, clock)
+                running.append(tasks.create_task(watching, name="certificate"))
             try:
                 yield server, parent
             finally:
