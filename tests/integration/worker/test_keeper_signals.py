@@ -22,7 +22,7 @@ WORKERS = """
 
     folder, moment = Path(sys.argv[1]), sys.argv[2]
 
-    async def serve(settings, *, stopped, hurry, succeeds, given):
+    async def serve(settings, *, stopped, hurry, succeeds, given, watch):
         if succeeds:
             (folder / "serves").touch()
             await stopped.wait()

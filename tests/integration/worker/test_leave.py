@@ -119,3 +119,22 @@ async def test_after_a_clean_leave_the_same_node_comes_back(controller: Scripted
             await worker.leave()
         assert controller.named("w1").status == "offline"
     assert len(node_ids) == 1
+
+
+async def test_a_node_that_is_stopped_before_it_has_registered_again_says_goodbye_too(
+    controller: ScriptedController, tmp_path: Path
+) -> None:
+    """As after a reload, or while the controller restarts: else the node would seem to be silent."""
+    async with running_worker(controller.url, tmp_path / "w", token=controller.token()) as worker:
+        await worker.ready()
+        await worker.leave()
+    node = controller.named("w1")
+    node.status = "healthy"  # as if another worker had run until now
+    calls = len(controller.calls)
+    for _ in range(100):
+        controller.answer_next("register", 503)
+    async with running_worker(controller.url, tmp_path / "w") as worker:
+        await until(lambda: len(controller.calls) > calls)
+        await worker.leave()
+    assert controller.calls[-1] == "POST deregister"
+    assert node.status == "offline"

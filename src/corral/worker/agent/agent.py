@@ -27,7 +27,7 @@ from corral.worker.agent.heartbeat.reporter import HeartbeatReporter
 from corral.worker.agent.join.bus_access import BusOpener, NodeCredentials
 from corral.worker.agent.join.registrar import Registrar
 from corral.worker.agent.join.responses import Deleted, RegisterAgain
-from corral.worker.agent.leave import Departure, at_most, stop_backends
+from corral.worker.agent.leave import HURRIED_S, Departure, at_most, stop_backends
 from corral.worker.agent.orders.runner import EventPublisher
 from corral.worker.agent.server_clock import ServerClock
 from corral.worker.hardware.monitor import HardwareMonitor
@@ -83,8 +83,11 @@ class Agent:
             if reply is None and self.status.handing_over:
                 return
             if reply is None:
-                # The worker never became a node, so there is nothing to deregister.
                 await stop_backends(self.supervisor, hurry, self.settings.shutdown.leave_timeout_s)
+                node_id = self.registrar.known_node_id
+                if node_id and not self.status.status:  # else it waits for its approval
+                    # A node of an earlier start, or of the worker that this one took over from, would seem silent.
+                    await self._departure(node_id).deregister(HURRIED_S)
                 return
             began = self.clock.monotonic()
             try:
@@ -141,7 +144,7 @@ class Agent:
                             why = await run_until(stopped, _result_of(losing))
                         if why is None and not self.status.handing_over:
                             self.status.leaving = True
-                            await self._departure(reply).leave(hurry)
+                            await self._departure(reply.id).leave(hurry)
                 return why
             finally:
                 self.status.is_bus_connected = lambda: False
@@ -176,10 +179,10 @@ class Agent:
             clock=self.clock,
         )
 
-    def _departure(self, reply: NodeRegistered) -> Departure:
+    def _departure(self, node_id: str) -> Departure:
         return Departure(
             self.api,
-            node_id=reply.id,
+            node_id=node_id,
             token=self.registrar.api_token,
             in_flight=lambda: self.ingress.in_flight,
             supervisor=self.supervisor,

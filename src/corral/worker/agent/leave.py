@@ -49,7 +49,7 @@ class Departure:
         until = self._clock.monotonic() + leave_s - deregister_s
         await at_most(leave_s - deregister_s, hurry, self._drain())
         await stop_backends(self._supervisor, hurry, max(HURRIED_S, until - self._clock.monotonic()))
-        await self._deregister(min(HURRIED_S, deregister_s) if hurry.is_set() else deregister_s)
+        await self.deregister(min(HURRIED_S, deregister_s) if hurry.is_set() else deregister_s)
 
     async def _drain(self) -> None:
         drain_s = self._settings.drain_timeout_s
@@ -69,7 +69,7 @@ class Departure:
             log.debug("the controller does not report its count", reason=error.message)
             return 0  # the ingress sees the connections itself
 
-    async def _deregister(self, timeout_s: float) -> None:
+    async def deregister(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._call("deregister", self._api.deregister)

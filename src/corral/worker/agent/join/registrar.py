@@ -119,6 +119,12 @@ class Registrar:
         """The token of a registered node. LocalAI has one token for all nodes."""
         return self._identity.current.node_token or self._join_token
 
+    @property
+    def known_node_id(self) -> str:
+        """Of a node with a token of its own; empty before the first registration."""
+        known = self._identity.current
+        return known.node_id if known.node_token else ""
+
     async def renew(self, *, csr: str = "") -> NodeRegistered:
         """Fetch fresh credentials. LocalAI has no such call: there it takes a registration. Raises
         `ControllerUnreachable` or `ErrorResponse`."""
