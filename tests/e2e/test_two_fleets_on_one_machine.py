@@ -66,7 +66,7 @@ def test_commands_stay_with_the_first_fleet_and_reach_both_by_name(fleets: tuple
     assert "theirs" in keys(first)
     second.close()
     assert "mine" in keys(first)
-    assert "no context 'test': there are data" in first.refused("keys", "list", "--context", "test")
+    assert "no context 'test': the contexts are data" in first.refused("keys", "list", "--context", "test")
     assert "'data'" not in first.cli("nodes", "delete", "nobody", "--yes").stderr  # only one runs: nothing to confuse
 
 

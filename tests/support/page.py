@@ -207,6 +207,7 @@ def _page_app(
             "planner",
             "fits",
             "uploads",
+            "bundles",
         )
     )
     with warnings.catch_warnings():

@@ -110,7 +110,7 @@ def get_context(env: Mapping[str, str], name: str) -> Context:
         if each.name == name:
             return each
     known = ", ".join(each.name for each in contexts)
-    there = f"there are {known}" if known else "no fleet runs here"
+    there = f"the contexts are {known}" if known else "no fleet runs here"
     raise NotFound(f"no context {name!r}: {there} (`corral contexts list`)")
 
 

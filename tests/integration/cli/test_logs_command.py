@@ -63,7 +63,7 @@ def test_nothing_to_show_is_told(corral: Corral) -> None:
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.splitlines() == [
         "corral: barn does not answer",
-        "corral: no node that answers has a log of 'tiny'",
+        "corral: no node that answers has a log of 'tiny'; `corral models list` and `corral backends list` list names",
     ]
 
 

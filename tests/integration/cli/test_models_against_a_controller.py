@@ -186,6 +186,7 @@ async def test_a_fleet_as_one_file(api: Api, corral: Command, tmp_path: Path) ->
     file.write_text("models: [nobody]\n")
     code, out, err = await corral("apply", "-f", str(file))
     assert (code, "corral: model nobody: no gallery has a model 'nobody'" in err) == (1, True)
+    assert "`corral models available` lists the names" in err
 
 
 @pytest.mark.parametrize("flags", [("--dry-run",), ()])

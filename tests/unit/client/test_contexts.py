@@ -149,7 +149,7 @@ def test_a_name_given_beats_the_choice_and_is_not_ambiguous(machine: Machine) ->
     assert find_endpoint(env=machine.env).others == ()
     assert machine.target(context="first") == "first"
     assert machine.target(url="http://localhost:8001") == "first"
-    with pytest.raises(NotFound, match="no context 'third': there are first, second"):
+    with pytest.raises(NotFound, match="no context 'third': the contexts are first, second"):
         machine.target(context="third")
     with pytest.raises(Invalid, match="--url or --context, not both"):
         machine.target(context="first", url="http://localhost:8001")

@@ -105,7 +105,7 @@ def test_a_deleted_node_comes_back_as_somebody_new(tmp_path: Path) -> None:
 
 def test_the_controller_is_remembered(tmp_path: Path) -> None:
     known = IdentityFile.open(tmp_path, name="w1")
-    with pytest.raises(FatalError, match="--controller"):
+    with pytest.raises(FatalError, match=r"has not joined a fleet.*corral join URL --token TOKEN"):
         known.choose_controller("")
     assert known.choose_controller("https://a") == "https://a"
     assert IdentityFile.open(tmp_path, name="").choose_controller("") == "https://a"

@@ -50,7 +50,9 @@ async def show_logs(
         raise Invalid("give the name of a model or a backend: MODEL, MODEL#N or MODEL@NODE")
     nodes = [node] if node else await _find_nodes(client, name)
     if not nodes:
-        raise NotFound(f"no node that answers has a log of {name!r}")
+        raise NotFound(
+            f"no node that answers has a log of {name!r}; `corral models list` and `corral backends list` list names"
+        )
     several = len(nodes) > 1
     if not follow:
         shown = [await _last(client, each, name, tail, several=several, as_json=as_json) for each in nodes]

@@ -50,7 +50,8 @@ class ModelGalleries:
             return await self._library.find(query)
         except NotInGalleries as error:
             known = [entry.name for entry in await self._library.entries()]
-            message = f"no gallery has a model {query!r}{suggestions_for(query, known)}"
+            next_step = suggestions_for(query, known) or "; `corral models available` lists the names"
+            message = f"no gallery has a model {query!r}{next_step}"
             raise UnknownModel(message, known, error.unread) from error
 
     async def define(

@@ -194,4 +194,5 @@ async def _find(tx: Transaction, id_or_name: str) -> Node:
     if node is not None:
         return node
     names = [outline.name for outline in await nodes.list_outlines(tx)]
-    raise NotFound(f"there is no node {id_or_name[:_LONGEST_NAME]!r}{did_you_mean(id_or_name, names)}")
+    next_step = did_you_mean(id_or_name, names) or "; `corral nodes list` shows which there are"
+    raise NotFound(f"there is no node {id_or_name[:_LONGEST_NAME]!r}{next_step}")

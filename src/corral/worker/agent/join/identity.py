@@ -85,7 +85,10 @@ class IdentityFile:
         if url and url != self.current.controller:
             self.store(msgspec.structs.replace(self.current, controller=url))
         if not self.current.controller:
-            raise FatalError("--controller (or CORRAL_CONTROLLER) is required: the URL of the cluster to join")
+            raise FatalError(
+                f"this worker has not joined a fleet: {self._path.parent} names none. Give its URL and a join token: "
+                "`corral join URL --token TOKEN` (the fleet prints the command with `corral token create`)"
+            )
         return self.current.controller
 
     def store(self, identity: Identity) -> None:
