@@ -17,10 +17,10 @@ from corral.controller.bundles.library import Bundles
 from corral.controller.files.fetches import Fetches
 from corral.controller.files.kept_models import KeptModelsPublisher
 from corral.controller.gateways.demand import Demand
-from corral.controller.install.catalogue_fits import CatalogueFits, SizeLookups
-from corral.controller.install.planner import InstallPlanner
+from corral.controller.install.catalogue_fits import SizeLookups
 from corral.controller.replicas.reconcile import LEASE as REPLICAS
 from corral.controller.runtime.housekeeping import Housekeeping
+from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
 from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.access import open_trust
@@ -32,7 +32,7 @@ from corral.controller.wiring.localai import open_localai
 from corral.controller.wiring.models import open_models
 from corral.controller.wiring.nodes import assemble_nodes
 from corral.controller.wiring.replicas import ReplicaDependencies, Replicas, replica_pace
-from corral.controller.wiring.runtime import open_runtime
+from corral.controller.wiring.runtime import open_runtime, run_parts
 from corral.controller.wiring.services import api_services
 from corral.controller.wiring.staging import Staging
 from corral.kit.clock import Clock, SystemClock
@@ -57,8 +57,9 @@ async def serve(
         if runtime is None:
             return
         store, bus, clock, leadership = runtime.store, runtime.bus, runtime.clock, runtime.leadership
+        changes, feed = runtime.changes, runtime.feed
         trust = await open_trust(settings, runtime)
-        registries = registry_settings(settings)
+        registries, demand = registry_settings(settings), Demand(bus, clock)
         bundles = Bundles(blobs_folder(settings) / "bundles", clock)
         catalogue = await opened.enter_async_context(
             open_galleries(gallery_options(settings), registries, clock=clock, env=os.environ, bundled=bundles)
@@ -67,42 +68,29 @@ async def serve(
             open_model_files(settings, runtime, trust, registries, os.environ, bundles)
         )
         pace = BackendPace.of(settings)
-        backends = Backends(
-            store, bus, catalogue, leadership, runtime.changes, runtime.feed, clock, settings.backends, pace
-        )
+        backends = Backends(store, bus, catalogue, leadership, changes, feed, clock, settings.backends, pace)
         models = await opened.enter_async_context(
-            open_models(settings, store, runtime.feed, catalogue, files.sizes, clock, bundles)
+            open_models(settings, store, feed, catalogue, files.sizes, clock, bundles)
         )
-        demand = Demand(bus, clock)
-        fetches = Fetches(
-            store,
-            bus,
-            files.files,
-            backends.progress,
-            leadership,
-            runtime.feed,
-            clock,
-            settings.backends,
-            lease=REPLICAS,
-        )
-        staging = Staging(runtime, files.files, fetches, backends.progress, settings.backends)
+        progress, acceptor = backends.progress, backends.acceptor
+        fetches = Fetches(store, bus, files.files, progress, leadership, feed, clock, settings.backends, lease=REPLICAS)
+        staging = Staging(runtime, files.files, fetches, progress, settings.backends)
         localai = await opened.enter_async_context(
-            open_localai(settings, runtime, trust, catalogue, files.files, runtime.changes.mark_unreachable)
+            open_localai(settings, runtime, trust, catalogue, files.files, changes.mark_unreachable)
         )
         dependencies = ReplicaDependencies(
             models.models,
             fetches,
             catalogue,
-            backends.acceptor,
-            runtime.changes,
+            acceptor,
+            changes,
             waiting=demand.waiting,
             pressure=demand.pressure,
             orders=localai.orders if localai is not None else None,
             keep_list=files.files.keep_list,
         )
-        replicas = Replicas(
-            store, bus, leadership, runtime.feed, clock, dependencies, settings.replicas, replica_pace(settings)
-        )
+        replica_rules = replica_pace(settings)
+        replicas = Replicas(store, bus, leadership, feed, clock, dependencies, settings.replicas, replica_rules)
         nodes = assemble_nodes(
             settings,
             runtime,
@@ -114,7 +102,6 @@ async def serve(
         presence = Presence(
             store, runtime.instance, clock, interval_s=settings.runtime.lease_ttl_s / 3, blob_url=files.url
         )
-        planner = InstallPlanner(files.session, files.hub, replicas.why)
         lookups = SizeLookups(files.resolver.find, clock)
         services = api_services(
             settings,
@@ -125,30 +112,20 @@ async def serve(
             backends,
             models,
             fetches,
-            files.artifacts,
+            files,
             staging,
             replicas,
-            planner,
-            CatalogueFits(replicas.why, lookups),
-            files.uploads,
-            files.packages,
+            lookups,
             demand,
-            files.peers,
             make_bundle_service(settings, store, catalogue, files, fetches, bundles),
         )
         app = build_app(services, access_service=trust.access, ca_pem=trust.ca_pem)
         parts = (
-            runtime.feed,
+            feed,
             *nodes.parts,
             *trust.parts,
             presence,
-            Housekeeping(
-                store,
-                leadership,
-                clock,
-                keep_operations_s=settings.runtime.keep_operations_s,
-                keep_receipts_s=settings.runtime.keep_receipts_s,
-            ),
+            Housekeeping(store, leadership, clock, settings.runtime),
             *backends.parts,
             *models.parts,
             *replicas.parts,
@@ -161,24 +138,23 @@ async def serve(
             bundles,
             KeptModelsPublisher(store, bus, leadership, clock),
         )
-        async with asyncio.TaskGroup() as tasks:  # the first to fail takes the others down with it
-            loops = [tasks.create_task(part.run(), name=part.name) for part in parts]
-            async with (
-                LogTunnels(trust.access, nodes.admin, trust.ingresses) as tunnels,
-                serve_app(
-                    localai.around(app) if localai is not None else app, settings.listen, tunnels.protocol
-                ) as blob_urls,
-            ):
-                report_ready(os.environ)
-                log.info("controller ready", instance=runtime.instance, at=blob_urls, store=store.kind)
-                await stopped.wait()
-                runtime.feed.end()
-            for loop in loops:
-                loop.cancel()
-        with contextlib.suppress(TimeoutError):  # others find out by themselves, a little later
-            async with asyncio.timeout(_FAREWELL_S):
-                await leadership.release_all()
-                await presence.leave()
+        async with (
+            run_parts(parts),
+            LogTunnels(trust.access, nodes.admin, trust.ingresses) as tunnels,
+            serve_app(app if localai is None else localai.around(app), settings.listen, tunnels.protocol) as urls,
+        ):
+            report_ready(os.environ)
+            log.info("controller ready", instance=runtime.instance, at=urls, store=store.kind)
+            await stopped.wait()
+            feed.end()
+        await _leave(leadership, presence)
+
+
+async def _leave(leadership: Leadership, presence: Presence) -> None:
+    with contextlib.suppress(TimeoutError):  # others find out by themselves, a little later
+        async with asyncio.timeout(_FAREWELL_S):
+            await leadership.release_all()
+            await presence.leave()
 
 
 def run(settings: ControllerSettings) -> int:

@@ -7,6 +7,7 @@ from datetime import timedelta
 import msgspec
 
 from corral.controller.runtime.housekeeping import Housekeeping
+from corral.controller.settings import RuntimeSettings
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -101,4 +102,4 @@ async def test_what_ended_lately_is_kept(fleet: Fleet) -> None:
 
 
 def _housekeeping(fleet: Fleet) -> Housekeeping:
-    return Housekeeping(fleet.store, fleet.first.leadership, fleet.clock)
+    return Housekeeping(fleet.store, fleet.first.leadership, fleet.clock, RuntimeSettings())

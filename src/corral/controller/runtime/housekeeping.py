@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from corral.controller.runtime.change_feed import RULES
 from corral.controller.runtime.leadership import Leadership
+from corral.controller.settings import RuntimeSettings
 from corral.kit.clock import Clock
 from corral.kit.tasks import run_every
 from corral.store.engine.transactions import Store, Transaction
@@ -33,14 +34,13 @@ class Housekeeping:
         store: Store,
         leadership: Leadership,
         clock: Clock,
+        settings: RuntimeSettings,
         *,
         interval_s: float = 3600.0,
-        keep_operations_s: float = 30 * 86400.0,
-        keep_receipts_s: float = 14 * 86400.0,
     ) -> None:
         self._store = store
-        self._keep_receipts = timedelta(seconds=keep_receipts_s)
-        self._keep_operations = timedelta(seconds=keep_operations_s)
+        self._keep_receipts = timedelta(seconds=settings.keep_receipts_s)
+        self._keep_operations = timedelta(seconds=settings.keep_operations_s)
         self._leadership = leadership
         self._clock = clock
         self._interval_s = interval_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,16 @@ class Part(Protocol):
     @property
     def name(self) -> str: ...
     async def run(self) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def run_parts(parts: Iterable[Part]) -> AsyncIterator[None]:
+    """Runs the loops as long as the block. The first to fail ends the block and the other loops."""
+    async with asyncio.TaskGroup() as tasks:
+        loops = [tasks.create_task(part.run(), name=part.name) for part in parts]
+        yield
+        for loop in loops:
+            loop.cancel()
 
 
 @dataclass(frozen=True)

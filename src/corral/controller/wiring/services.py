@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from corral.blobs.upload import Uploads
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.api.metrics import ControllerMetrics
 from corral.controller.api.overview import Overview
-from corral.controller.artifacts.service import Artifacts
 from corral.controller.backends.galleries import Galleries
 from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.bundles.service import BundleService
-from corral.controller.distribution.packages import CorralPackages
 from corral.controller.files.fetches import Fetches
-from corral.controller.files.swarm.blob_peers import BlobPeers
 from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.gateways.demand import Demand
 from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.gateways.view import FleetViews
-from corral.controller.install.catalogue_fits import CatalogueFits
+from corral.controller.install.catalogue_fits import CatalogueFits, SizeLookups
 from corral.controller.install.planner import InstallPlanner
 from corral.controller.runtime.database import Readiness
 from corral.controller.settings import ControllerSettings
 from corral.controller.web.routes import dependencies as web_dependencies
 from corral.controller.wiring.access import Trust
 from corral.controller.wiring.backends import Backends
+from corral.controller.wiring.files import OpenedFiles
 from corral.controller.wiring.models import ModelParts
 from corral.controller.wiring.nodes import NodeParts
 from corral.controller.wiring.replicas import Replicas
@@ -42,15 +39,11 @@ def api_services(
     backends: Backends,
     models: ModelParts,
     fetches: Fetches,
-    artifacts: Artifacts,
+    files: OpenedFiles,
     staging: Staging,
     replicas: Replicas,
-    planner: InstallPlanner,
-    fits: CatalogueFits,
-    uploads: Uploads,
-    packages: CorralPackages,
+    lookups: SizeLookups,
     demand: Demand,
-    blob_peers: BlobPeers,
     bundles: BundleService,
 ) -> dict[str, Any]:
     store, bus, clock, issuer = runtime.store, runtime.bus, runtime.clock, runtime.bus_setup.issuer
@@ -72,11 +65,11 @@ def api_services(
             runtime.feed,
             public_url=settings.listen.public_url,
             ca=trust.ca,
-            install_command=packages.install_command,
+            install_command=files.packages.install_command,
         ),
-        "packages": packages,
+        "packages": files.packages,
         "node_api": nodes.api,
-        "blob_peers": blob_peers,
+        "blob_peers": files.peers,
         "nodes": nodes.admin,
         "ingresses": trust.ingresses,
         "feed": runtime.feed,
@@ -91,10 +84,10 @@ def api_services(
         "preparing": backends.resolver,
         "models": models.models,
         "fetches": fetches,
-        "artifacts": artifacts,
-        "planner": planner,
-        "fits": fits,
-        "uploads": uploads,
+        "artifacts": files.artifacts,
+        "planner": InstallPlanner(files.session, files.hub, replicas.why),
+        "fits": CatalogueFits(replicas.why, lookups),
+        "uploads": files.uploads,
         "bundles": bundles,
         "stages": staging.stages,
         "locations": staging.locations,
