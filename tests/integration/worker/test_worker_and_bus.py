@@ -16,6 +16,7 @@ from corral.contract.messages.backends import LIST_BACKENDS, ListBackends
 from corral.contract.messages.models import LIST_RUNNING_MODELS, ListRunningModels
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
 from corral.contract.subjects import event
+from corral.kit.signing import Signer
 from tests.support.nats import Cable, NatsServer, nats_server, running_server
 from tests.support.processes import free_port
 from tests.support.running_worker import running_worker
@@ -164,6 +165,26 @@ async def test_credentials_are_renewed_before_they_end_and_nobody_notices(
         assert (await worker.get("/readyz"))[0] == 200
         assert controller.calls.count("POST register") == 1
         assert never_went_down(controller.named("w1"))
+
+
+async def test_a_fleet_that_signs_with_another_key_is_trusted_again(
+    controller: ScriptedController, tmp_path: Path
+) -> None:
+    """A fleet that was restored without its secrets: the worker learns the new key when it renews its credentials."""
+    controller.credential_life_s = 4.0
+    async with running_worker(controller.url, tmp_path / "w", token=controller.token()) as worker:
+        await worker.ready()
+        node = controller.named("w1").id
+        old = controller.ingress_token(aud=node, scope="probe")
+        controller.signer = Signer(Signer.new_private_key())
+
+        async def accepted() -> bool:
+            return (await worker.get("/corral/hello", controller.ingress_token(aud=node, scope="probe")))[0] == 200
+
+        await until(accepted, "an ingress that trusts the new key")
+        assert (await worker.get("/corral/hello", old))[0] == 401
+        assert [each.id for each in controller.nodes.values()] == [node]
+        assert controller.calls.count("POST register") == 2
 
 
 async def test_credentials_outlive_a_controller_that_is_away(
