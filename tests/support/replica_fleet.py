@@ -40,6 +40,7 @@ from corral.contract.messages.replicas import (
 from corral.contract.models import Definition, read_definition
 from corral.contract.view import ViewReplica
 from corral.controller.inventory.routing import read_routing
+from corral.controller.metrics.replicas import ReplicaMetrics
 from corral.controller.models.edits import ModelOrigin, next_row
 from corral.controller.replicas.lifecycle import LifecycleTimes
 from corral.controller.replicas.load_jobs import Cooldown
@@ -244,6 +245,7 @@ class ReplicaFleet:
         self.fleet = fleet
         self.files = ScriptedFiles()
         self.replicas: dict[str, Replicas] = {}
+        self.metrics = ReplicaMetrics()
         fleet.worker_kind = ReplicaWorker
 
     @property
@@ -263,6 +265,7 @@ class ReplicaFleet:
                 self.fleet.catalogue,
                 controller.backends.acceptor,
                 controller.changes,
+                counter=self.metrics,
             ),
             SETTINGS,
             pace,

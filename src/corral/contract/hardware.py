@@ -35,6 +35,7 @@ class Device(Message, frozen=True, kw_only=True):
     mig: int | None = None  # number of the MIG instance on its physical device
     temperature_c: int | None = None
     utilisation: float | None = None  # 0..1
+    power_w: int | None = None
 
     @property
     def key(self) -> str:

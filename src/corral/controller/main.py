@@ -18,6 +18,7 @@ from corral.controller.files.fetches import Fetches
 from corral.controller.files.kept_models import KeptModelsPublisher
 from corral.controller.gateways.demand import Demand
 from corral.controller.install.catalogue_fits import SizeLookups
+from corral.controller.metrics.replicas import ReplicaMetrics
 from corral.controller.replicas.reconcile import LEASE as REPLICAS
 from corral.controller.runtime.housekeeping import Housekeeping
 from corral.controller.runtime.leadership import Leadership
@@ -78,12 +79,14 @@ async def serve(
         localai = await opened.enter_async_context(
             open_localai(settings, runtime, trust, catalogue, files.files, changes.mark_unreachable)
         )
+        replica_metrics = ReplicaMetrics()
         dependencies = ReplicaDependencies(
             models.models,
             fetches,
             catalogue,
             acceptor,
             changes,
+            counter=replica_metrics,
             waiting=demand.waiting,
             pressure=demand.pressure,
             orders=localai.orders if localai is not None else None,
@@ -117,6 +120,7 @@ async def serve(
             replicas,
             lookups,
             demand,
+            replica_metrics,
             make_bundle_service(settings, store, catalogue, files, fetches, bundles),
         )
         app = build_app(services, access_service=trust.access, ca_pem=trust.ca_pem)

@@ -79,6 +79,14 @@ def test_only_gateways_tell_and_only_viewers_read(told: Cluster) -> None:
     assert http("GET", f"{told.members[0].url}/api/requests?since=2100-01-01T00:00:02", key=told.key).status == 400
 
 
+def test_they_are_counted_in_the_metrics_of_the_controller(told: Cluster) -> None:
+    """The sender's key and model are unknown to the fleet, so they are no labels."""
+    lines = http("GET", f"{told.members[0].url}/controller/metrics", key=told.key).body.decode().splitlines()
+    assert 'corral_requests_total{key="other",model="other",node="none",status="200"} 6.0' in lines
+    assert 'corral_completion_tokens_total{key="other",model="other",node="none"} 40.0' in lines
+    assert 'corral_queue_seconds_count{model="other",node="none"} 8.0' in lines
+
+
 def test_people_read_them_on_the_command_line(told: Cluster) -> None:
     def run(*words: str) -> str:
         place = {"CORRAL_URL": told.members[0].url, "CORRAL_KEY": told.key}

@@ -248,6 +248,13 @@ async def test_models_of_one_concurrency_group_are_never_on_one_node_together(lo
         await local.until_ready(name)
         await local.until_settled()
     assert barn.models_at_start == [{"a"}, {"b"}, {"a"}]
+    counts = {
+        (sample.name, sample.labels["model"], sample.labels["node"]): sample.value
+        for family in local.metrics.collect()
+        for sample in family.samples
+    }
+    assert [counts["corral_evictions_total", model, "barn"] for model in "ab"] == [1, 1]
+    assert [counts["corral_replica_load_seconds_count", model, "barn"] for model in "ab"] == [2, 1]
 
 
 async def test_a_group_added_to_a_running_model_parts_the_two(local: ReplicaFleet) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from corral.contract.http import RelayResult, Target, UpstreamFailed
-from corral.gateway.receipts.metrics import Histogram, Metrics, RouteClass, render
+from corral.gateway.receipts.metrics import Metrics, RouteClass, render
 from corral.gateway.responses import status_for
 from corral.gateway.settings import GatewaySettings
 from corral.gateway.view.controller_link import parse_controller
+from corral.kit.histogram import Histogram
 from corral.kit.settings import BadSettings, read_settings, shown
 
 

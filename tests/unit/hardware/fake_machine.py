@@ -165,6 +165,12 @@ class FakeNvml:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
         return 44
 
+    def nvmlDeviceGetPowerUsage(self, handle: FakeGpu) -> int:
+        self._check()
+        if handle.uuid.startswith("MIG-"):
+            raise pynvml.NVMLError_NotSupported()
+        return 285_600
+
     def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> Any:
         self._check()
         if handle.uuid.startswith("MIG-"):

@@ -52,6 +52,7 @@ def test_a_card_is_told_with_all_its_numbers(machine: FakeMachine) -> None:
             driver="580.159.04",
             temperature_c=44,
             utilisation=0.37,
+            power_w=286,
         )
     ]
 
@@ -180,6 +181,7 @@ def test_when_the_driver_goes_away_numbers_become_unknown_and_a_full_look_opens_
     library.opened = 0
     gone = nvml.refreshed(device, RAM)
     assert (gone.total_bytes, gone.free_bytes, gone.temperature_c, gone.utilisation) == (24 * GIB, None, None, None)
+    assert gone.power_w is None
     assert nvml.devices(RAM) == [device]
     assert library.opened == 1
 

@@ -37,6 +37,7 @@ def radeon(machine: FakeMachine, number: int = 0, pci: str = "0000:03:00.0") -> 
             "gpu_metrics": DISCRETE,
             "gpu_busy_percent": 12,
             "hwmon/hwmon4/temp1_input": 54321,
+            "hwmon/hwmon4/power1_average": 92_700_000,
             "power/runtime_status": "active",
         },
     )
@@ -77,6 +78,7 @@ def test_an_amd_card_is_told_with_all_its_numbers(machine: FakeMachine) -> None:
             driver="amdgpu",
             temperature_c=54,
             utilisation=0.12,
+            power_w=93,
         )
     ]
 
@@ -127,7 +129,16 @@ def test_a_sleeping_card_is_not_woken_by_reading_its_sensors(machine: FakeMachin
     folder = radeon(machine)
     machine.write(folder / "power/runtime_status", "suspended")
     (device,) = sysfs.devices(machine.host(), RAM)
-    assert (device.temperature_c, device.utilisation, device.free_bytes) == (None, None, 22 * GIB)
+    assert (device.temperature_c, device.utilisation, device.power_w) == (None, None, None)
+    assert device.free_bytes == 22 * GIB
+
+
+def test_a_newer_card_has_only_the_power_of_the_moment(machine: FakeMachine) -> None:
+    folder = radeon(machine)
+    (folder / "hwmon/hwmon4/power1_average").unlink()
+    machine.write(folder / "hwmon/hwmon4/power1_input", 15_400_000)
+    (device,) = sysfs.devices(machine.host(), RAM)
+    assert device.power_w == 15
 
 
 def test_ordinary_graphics_in_the_processor_are_no_place_for_models(machine: FakeMachine) -> None:

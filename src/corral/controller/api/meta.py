@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, Response, get
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from corral.controller.api.auth import viewers
-from corral.controller.api.metrics import ControllerMetrics
+from corral.controller.metrics.controller import ControllerMetrics
 from corral.controller.runtime.database import Readiness
 from corral.kit.errors import NotFound
 
@@ -30,8 +30,7 @@ async def readyz(readiness: Readiness) -> Response[str]:
 
 @get("/metrics", guards=[viewers], include_in_schema=False)
 async def metrics(controller_metrics: ControllerMetrics) -> Response[bytes]:
-    await controller_metrics.refresh()
-    return Response(generate_latest(controller_metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(await controller_metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
 @get("/ca.pem", tags=["cluster"], summary="Get the CA certificate of the fleet; the join line has its fingerprint")

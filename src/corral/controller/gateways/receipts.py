@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 
 from corral.contract.receipts import Receipt, Receipts, RequestList, RequestView
@@ -26,9 +26,16 @@ _LATEST_S = 2.0**33
 
 
 class ReceiptService:
-    def __init__(self, store: Store, clock: Clock, demand: Demand | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        demand: Demand | None = None,
+        on_stored: Callable[[Sequence[Receipt]], Awaitable[None]] | None = None,
+    ) -> None:
         self._store = store
         self._demand = demand
+        self._on_stored = on_stored
         self._clock = clock
         self._noted: dict[str, float] = {}  # keys, and when their use was written down
         self.dropped = 0  # receipts that gateways had no room for
@@ -44,6 +51,8 @@ class ReceiptService:
                 await receipts.insert(tx, rows_of(batch.receipts))
                 for key_id in self._keys_to_note(batch):
                     await api_keys.note_use(tx, key_id)
+            if self._on_stored is not None:
+                await self._on_stored(batch.receipts)
 
     async def list_views(
         self, *, limit: int, failed: bool, model: str, key: str, node: str, since: datetime | None, before: str

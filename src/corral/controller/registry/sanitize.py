@@ -18,7 +18,7 @@ MAX_SENTENCE = 500
 _LARGEST = 2**63
 
 _TEXTS = ("vendor", "name", "uuid", "pci", "compute_capability", "driver")
-_NUMBERS = ("index", "total_bytes", "free_bytes", "mig", "temperature_c")
+_NUMBERS = ("index", "total_bytes", "free_bytes", "mig", "temperature_c", "power_w")
 
 
 @overload

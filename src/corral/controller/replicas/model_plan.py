@@ -197,6 +197,8 @@ class ModelPlan:
                 for victim in victims:
                     row = self._result.rows.get(victim.key)
                     if row is not None:
+                        if row.stage is not ReplicaStage.LEAVING:
+                            self._result.evicted.append(row)
                         self._result.retire(row, f"it was evicted for {self._model.name}", self._input.now)
                 self._wait(text)
             case WaitForCapacity(text=text):

@@ -70,6 +70,7 @@ def _step_replicas(data: PlanInput, result: PlanResult) -> dict[str, list[Replic
             case Keep(row=kept):
                 if kept.stage is ReplicaStage.RUNNING and row.stage is not ReplicaStage.RUNNING:
                     result.events.append(("replica ready", kept))
+                    result.loaded.append(kept)
                 result.rows[key] = kept
             case Start(row=sent):
                 result.rows[key] = sent

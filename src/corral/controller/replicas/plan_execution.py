@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -94,6 +94,14 @@ def _changes_routing(before: DesiredReplica | None, after: DesiredReplica) -> bo
 log = get_log(__name__)
 
 
+class ReplicaCounter(Protocol):
+    """Counts for metrics."""
+
+    def on_loaded(self, model: str, node: str, seconds: float) -> None: ...
+
+    def on_evicted(self, model: str, node: str) -> None: ...
+
+
 class OrderSender(BackgroundTasks):
     """`async with` it. `on_observation` gets what became of a start; `on_stopped` is called after a stop."""
 
@@ -106,6 +114,7 @@ class OrderSender(BackgroundTasks):
         on_observation: Callable[[ReplicaObservation], None],
         on_stopped: Callable[[], None],
         stop_grace_s: float = 0.0,
+        counter: ReplicaCounter | None = None,
     ) -> None:
         """`stop_grace_s`: 0 = the worker's own."""
         super().__init__()
@@ -115,10 +124,13 @@ class OrderSender(BackgroundTasks):
         self._on_observation = on_observation
         self._on_stopped = on_stopped
         self._stop_grace_s = stop_grace_s
+        self._counter = counter
 
     def send(self, snapshot: FleetSnapshot, result: PlanResult) -> None:
         """Returns at once."""
         _log_events(snapshot, result)
+        if self._counter is not None:
+            _count_events(self._counter, snapshot, result)
         for start in result.starts:
             definition = snapshot.definitions.get(start.row.model)
             if definition is not None:
@@ -169,13 +181,25 @@ class OrderSender(BackgroundTasks):
         self._on_stopped()
 
 
+def _count_events(counter: ReplicaCounter, snapshot: FleetSnapshot, result: PlanResult) -> None:
+    for row in result.evicted:
+        counter.on_evicted(row.model, _node_name(snapshot, row))
+    for row in result.loaded:
+        if row.ready_at is not None:
+            counter.on_loaded(row.model, _node_name(snapshot, row), (row.ready_at - row.created_at).total_seconds())
+
+
+def _node_name(snapshot: FleetSnapshot, row: DesiredReplica) -> str:
+    host = snapshot.hosts.get(row.node_id)
+    return host.name if host is not None else ""
+
+
 def _log_events(snapshot: FleetSnapshot, result: PlanResult) -> None:
     for words, row in result.events:
-        host = snapshot.hosts.get(row.node_id)
         log.info(
             words.splitlines()[0][:200],
             model=row.model,
-            node=host.name if host is not None else "",
+            node=_node_name(snapshot, row),
             node_id=row.node_id,
             replica=row.replica,
             why=row.reason,

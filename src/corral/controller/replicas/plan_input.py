@@ -82,6 +82,8 @@ class PlanResult:
     ready: dict[str, str] = field(default_factory=dict)  # by model: its present revision, which has a ready replica
     unsatisfied: dict[str, tuple[int, datetime | None]] = field(default_factory=dict)  # by model: tries, next one
     events: list[tuple[str, DesiredReplica]] = field(default_factory=list)  # for the log
+    loaded: list[DesiredReplica] = field(default_factory=list)  # replicas that became ready, for metrics
+    evicted: list[DesiredReplica] = field(default_factory=list)
     cached_world: tuple[int, World] | None = None  # the scheduler's world after so many changes of the rows
 
     def retire(self, row: DesiredReplica, why: str, now: datetime) -> None:

@@ -21,7 +21,7 @@ from corral.controller.replicas.lifecycle import LifecycleTimes
 from corral.controller.replicas.listing import ReplicaListing
 from corral.controller.replicas.load_jobs import Cooldown
 from corral.controller.replicas.loads import LoadService
-from corral.controller.replicas.plan_execution import OrderSender
+from corral.controller.replicas.plan_execution import OrderSender, ReplicaCounter
 from corral.controller.replicas.provisioners import BackendProvisioner, FileProvisioner, FileSource, MemoryEstimator
 from corral.controller.replicas.reconcile import ReplicaPace, ReplicaReconciler, no_pressure
 from corral.controller.replicas.snapshot import SnapshotReader
@@ -45,6 +45,7 @@ class ReplicaDependencies:
     changes: NodeChanges
     orders: ReplicaOrders | None = None  # None: to Corral workers only
     keep_list: KeepList | None = None  # see `ReplicaCalls`
+    counter: ReplicaCounter | None = None
     waiting: Callable[[], Mapping[str, int]] = dict  # requests that wait at gateways, by model
     pressure: Callable[[str, float], int] = no_pressure  # see `ReplicaReconciler`
 
@@ -112,6 +113,7 @@ class Replicas:
                 on_observation=self._observe,
                 on_stopped=self._wake,
                 stop_grace_s=pace.stop_grace_s,
+                counter=dependencies.counter,
             ),
             backend_provisioner=BackendProvisioner(dependencies.acceptor, clock),
             file_provisioner=FileProvisioner(dependencies.files, memory, clock, on_change=self._wake),

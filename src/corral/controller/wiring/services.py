@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from corral.controller.access.join_tokens import JoinTokens
-from corral.controller.api.metrics import ControllerMetrics
 from corral.controller.api.overview import Overview
 from corral.controller.backends.galleries import Galleries
 from corral.controller.backends.gallery_status import GalleryStatus
@@ -17,6 +16,10 @@ from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.gateways.view import FleetViews
 from corral.controller.install.catalogue_fits import CatalogueFits, SizeLookups
 from corral.controller.install.planner import InstallPlanner
+from corral.controller.metrics.controller import ControllerMetrics
+from corral.controller.metrics.fleet import FleetMetrics
+from corral.controller.metrics.replicas import ReplicaMetrics
+from corral.controller.metrics.requests import RequestMetrics
 from corral.controller.runtime.database import Readiness
 from corral.controller.settings import ControllerSettings
 from corral.controller.web.routes import dependencies as web_dependencies
@@ -44,6 +47,7 @@ def api_services(
     replicas: Replicas,
     lookups: SizeLookups,
     demand: Demand,
+    replica_metrics: ReplicaMetrics,
     bundles: BundleService,
 ) -> dict[str, Any]:
     store, bus, clock, issuer = runtime.store, runtime.bus, runtime.clock, runtime.bus_setup.issuer
@@ -58,6 +62,7 @@ def api_services(
         compat_localai=settings.localai.compat_localai,
         more=lambda: [*models.notices(), *gallery_status.notices()],
     )
+    request_metrics = RequestMetrics(store, clock)
     return {
         "access": trust.access,
         "join_tokens": JoinTokens(
@@ -97,8 +102,16 @@ def api_services(
         "explaining": replicas.why,  # not `why`: the login form has a parameter of that name
         "schedules": models.schedules,
         "fleet_files": FleetFiles(store, models.models, models.schedules, backends.operations, nodes.admin),
-        "receipts": ReceiptService(store, clock, demand),
+        "receipts": ReceiptService(store, clock, demand, request_metrics.on_receipts),
         "readiness": Readiness(store),
-        "controller_metrics": ControllerMetrics(store, bus, nodes.heartbeats, nodes.health),
+        "controller_metrics": ControllerMetrics(
+            store,
+            bus,
+            nodes.heartbeats,
+            nodes.health,
+            request_metrics,
+            replica_metrics,
+            FleetMetrics(replicas.activity.find, demand.waiting),
+        ),
         **web_dependencies(clock),
     }

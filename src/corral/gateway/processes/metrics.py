@@ -11,8 +11,9 @@ from collections.abc import Iterable
 import msgspec
 from prometheus_client import ProcessCollector
 
-from corral.gateway.receipts.metrics import Histogram, Metrics, RouteClass, RouteCounts
+from corral.gateway.receipts.metrics import Metrics, RouteClass, RouteCounts
 from corral.gateway.view.cache import ViewCounts
+from corral.kit.histogram import Histogram
 from corral.relay import Counters
 
 _RELAY_GAUGES = ("connections_open", "upstream_open")

@@ -6,7 +6,6 @@ a replica. Here that library only formats the text.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,12 +18,12 @@ from prometheus_client.registry import Collector
 from corral.contract.http import RelayResult
 from corral.gateway.receipts.buffer import FinishedRequest
 from corral.gateway.view.cache import ViewCounts
+from corral.kit.histogram import Histogram
 from corral.relay import Counters
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"  # of `generate_latest`
 CLIENT_GONE = 499  # as in nginx: the client left before the response was complete
 
-_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 MAX_UNCOUNTED = 256
 
 _RELAY_GAUGES = {
@@ -56,37 +55,6 @@ class RouteClass(StrEnum):
     CONTROLLER = "controller"  # relayed to the controller
     STATUS = "own"  # /healthz, /readyz, /metrics
     OTHER = "other"  # other paths under /v1/…
-
-
-class Histogram:
-    __slots__ = ("counts", "total_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_BOUNDS_S) + 1)
-        self.total_s = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(_BOUNDS_S, seconds)] += 1
-        self.total_s += seconds
-
-    def observe_all(self, many: list[float]) -> None:
-        """`observe` for many values, at a fraction of the cost. Sorts the list in place."""
-        many.sort()
-        self.total_s += sum(many)
-        below = 0
-        for bucket, bound in enumerate(_BOUNDS_S):
-            upto = bisect_right(many, bound, below)
-            self.counts[bucket] += upto - below
-            below = upto
-        self.counts[-1] += len(many) - below
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as in the text format."""
-        rows, seen = [], 0
-        for bound, count in zip((*_BOUNDS_S, float("inf")), self.counts, strict=True):
-            seen += count
-            rows.append(("+Inf" if bound == float("inf") else str(bound), float(seen)))
-        return rows
 
 
 class RouteCounts:

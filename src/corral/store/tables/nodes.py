@@ -94,6 +94,18 @@ class NodePulse(msgspec.Struct, frozen=True):
     left: bool
 
 
+class NodeHardware(msgspec.Struct, frozen=True):
+    """What metrics show of a node, without the rest of its row."""
+
+    name: str
+    status: str
+    total_ram: int
+    available_ram: int
+    total_disk: int
+    available_disk: int
+    devices: tuple[Device, ...]
+
+
 class NodeOutline(msgspec.Struct, frozen=True):
     """What deciding about a node's backends takes, without the rest of its row."""
 
@@ -192,6 +204,12 @@ _ALL = select(table).order_by(table.c.name)
 _PAGE = _ALL.where(table.c.name > bindparam("after_name")).limit(bindparam("limit", type_=Integer))
 _PULSES = select(*(table.c[name] for name in NodePulse.__struct_fields__)).order_by(table.c.name)
 _UNAPPROVED = select(func.count()).select_from(table).where(table.c.approved.is_(False))
+_HARDWARE = (
+    select(*(table.c[name] for name in NodeHardware.__struct_fields__))
+    .order_by(table.c.name)
+    .limit(bindparam("limit", type_=Integer))
+)
+_NAMES = select(table.c.id, table.c.name)
 _OUTLINES = select(*(table.c[name] for name in NodeOutline.__struct_fields__)).order_by(table.c.name)
 _OUTLINES_OF = _OUTLINES.where(among(table.c.id, "node_ids"))
 _CHANGED = select(table.c.id, table.c.row_version).where(table.c.updated_at > bindparam("since", type_=Instant()))
@@ -241,6 +259,16 @@ async def list_(tx: Transaction, *, limit: int | None = None, after_name: str | 
 
 async def list_pulses(tx: Transaction) -> list[NodePulse]:
     return records(NodePulse, await tx.fetch_all(_PULSES))
+
+
+async def list_hardware(tx: Transaction, *, limit: int) -> list[NodeHardware]:
+    """The first ones by name."""
+    return records(NodeHardware, await tx.fetch_all(_HARDWARE, {"limit": limit}))
+
+
+async def list_names(tx: Transaction) -> dict[str, str]:
+    """By id."""
+    return {node_id: name for node_id, name in await tx.fetch_all(_NAMES)}
 
 
 async def list_credentials(tx: Transaction) -> dict[str, str]:

@@ -52,6 +52,7 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> tuple[int, int]: ...
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int: ...
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any: ...
+    def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int: ...
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle) -> list[Any]: ...
     def nvmlDeviceGetMigMode(self, handle: Handle) -> list[int]: ...
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: Handle) -> int: ...
@@ -101,12 +102,13 @@ class Nvml:
         if handle is None:
             # A chip that NVML never showed still has the RAM.
             free = ram.available_bytes if device.unified else None
-            return msgspec.structs.replace(device, free_bytes=free, temperature_c=None, utilisation=None)
+            return msgspec.structs.replace(device, free_bytes=free, temperature_c=None, utilisation=None, power_w=None)
         return msgspec.structs.replace(
             device,
             free_bytes=ram.available_bytes if device.unified else self._free(handle),
             temperature_c=self._temperature(handle),
             utilisation=self._utilisation(handle),
+            power_w=self._power(handle),
         )
 
     def held_on(self, device: Device) -> list[Held]:
@@ -206,6 +208,7 @@ class Nvml:
             driver=driver,
             temperature_c=self._temperature(handle),
             utilisation=self._utilisation(handle),
+            power_w=self._power(handle),
         )
 
     def _memory(self, handle: Handle, name: str, ram: Space) -> tuple[Space, bool]:
@@ -241,6 +244,11 @@ class Nvml:
         assert self._opened is not None
         rates = self._ask_quietly(self._opened.library.nvmlDeviceGetUtilizationRates, handle)
         return None if rates is None else min(100, int(rates.gpu)) / 100
+
+    def _power(self, handle: Handle) -> int | None:
+        assert self._opened is not None
+        milliwatts = self._ask_quietly(self._opened.library.nvmlDeviceGetPowerUsage, handle)
+        return None if milliwatts is None else round(milliwatts / 1000)
 
     def _ask(self, what: str, call: Callable[..., T], *arguments: Any) -> T | None:
         """None on any refusal, which is told once and makes the next full look open NVML anew."""

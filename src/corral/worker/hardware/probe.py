@@ -157,4 +157,4 @@ class HardwareProbe:
 
 
 def _unmeasured(device: Device) -> Device:
-    return msgspec.structs.replace(device, free_bytes=None, temperature_c=None, utilisation=None)
+    return msgspec.structs.replace(device, free_bytes=None, temperature_c=None, utilisation=None, power_w=None)

@@ -77,12 +77,13 @@ def refreshed(host: Host, device: Device, ram: Space) -> Device:
     folder = host.root / "sys/bus/pci/devices" / device.pci
     card = _card(host, folder.resolve(), next(iter(host.listing(folder, "drm/card*")), folder))
     if card is None:
-        return msgspec.structs.replace(device, free_bytes=None, temperature_c=None, utilisation=None)
+        return msgspec.structs.replace(device, free_bytes=None, temperature_c=None, utilisation=None, power_w=None)
     return msgspec.structs.replace(
         device,
         free_bytes=_free(host, card, device, ram) if device.total_bytes else None,
         temperature_c=_temperature(host, card),
         utilisation=_busy(host, card),
+        power_w=_power(host, card),
     )
 
 
@@ -110,6 +111,7 @@ def _amd_device(host: Host, card: Card, index: int, ram: Space) -> Device:
         driver=card.driver,
         temperature_c=_temperature(host, card),
         utilisation=_busy(host, card),
+        power_w=_power(host, card),
     )
 
 
@@ -203,6 +205,17 @@ def _temperature(host: Host, card: Card) -> int | None:
     sensors = host.listing(card.device, "hwmon/hwmon*/temp1_input") if _awake(host, card) else []
     readings = [thousandths for sensor in sensors if (thousandths := host.number(sensor)) is not None]
     return round(max(readings) / 1000) if readings else None
+
+
+def _power(host: Host, card: Card) -> int | None:
+    """Newer chips have only the value of the moment. Intel's drivers count energy instead, which is not read here."""
+    if not _awake(host, card):
+        return None
+    for name in ("power1_average", "power1_input"):
+        for sensor in host.listing(card.device, f"hwmon/hwmon*/{name}"):
+            if (microwatts := host.number(sensor)) is not None:
+                return round(microwatts / 1e6)
+    return None
 
 
 def _busy(host: Host, card: Card) -> float | None:
