@@ -18,7 +18,6 @@ PEM = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIB
 @pytest.mark.parametrize(
     ("text", "secret"),
     [
-        *((f"made {made} now", made) for made in map(new_secret, (API_KEY, JOIN_TOKEN, NODE_TOKEN))),
         (f"seed {SEED}", SEED),
         (f"jwt={JWT}", JWT),
         (PEM, "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg"),
@@ -37,6 +36,12 @@ PEM = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIB
 )
 def test_what_looks_like_a_secret_is_masked(text: str, secret: str) -> None:
     assert secret not in Masker(()).mask(text)
+
+
+@pytest.mark.parametrize("kind", [API_KEY, JOIN_TOKEN, NODE_TOKEN])
+def test_keys_and_tokens_are_masked(kind: str) -> None:
+    made = new_secret(kind)
+    assert made not in Masker(()).mask(f"made {made} now")
 
 
 @pytest.mark.parametrize(
