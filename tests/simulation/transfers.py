@@ -54,6 +54,7 @@ from corral.worker.files.cleanup import CleanupPolicy
 from corral.worker.files.fleet_blobs import FleetBlobs, SourceToken
 from corral.worker.files.model_files import WorkerFiles
 from corral.worker.files.served_blobs import ServedBlobs
+from corral.worker.ingress.blobs import BUSY_RETRY_S
 from tests.simulation.simulation import Broken
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 
@@ -161,12 +162,12 @@ class SimulatedWorker:
 
     def start(self) -> None:
         clock = self.world.clock
-        self.served = ServedBlobs(slots=3)
+        self.served = ServedBlobs(slots=self.world.slots)
         limit = RateLimit(0, clock)
         session = cast(aiohttp.ClientSession, self)  # SimulatedSource takes it for the one who asks
         self.exchange = PeerExchange(self.served, session, self._announce, clock, max_download=limit)
         space = DiskSpace(reserve_bytes=0, measure=lambda _folder: 0 if self.disk_is_full else 1 << 40)
-        fleet = SimulatedFleetBlobs(session, exchange=self.exchange, limits=LIMITS, clock=clock, space=space)
+        fleet = SimulatedFleetBlobs(session, exchange=self.exchange, limits=self.world.limits, clock=clock, space=space)
         fleet.world = self.world
         self.files = WorkerFiles(self.folder, fleet, clock, in_use=self.in_use, space=space, cleanup=AT_ONCE)
         self.spawn(self.exchange.run())
@@ -216,15 +217,12 @@ class SimulatedWorker:
 
     def read(self, digest: str, start: int, count: int) -> tuple[bytes, str]:
         """As the ingress answers another worker."""
-        with self.served.upload() as is_free:
-            if not is_free:
-                raise SourceBusy(0.2)
-            found = self.served.find(digest)
-            if found is None or not found.covers(start, count):
-                raise NotFound(f"{self.name} does not have these bytes")
-            with found.path.open("rb") as file:
-                file.seek(start)
-                data = file.read(count)
+        found = self.served.find(digest)
+        if found is None or not found.covers(start, count):
+            raise NotFound(f"{self.name} does not have these bytes")
+        with found.path.open("rb") as file:
+            file.seek(start)
+            data = file.read(count)
         if self.conduct.lies:
             self.world.liars.add(self.name)
             return bytes(255 - byte for byte in data), ""
@@ -292,24 +290,32 @@ class SimulatedSource:
         if "Authorization" not in await self._authorize(False):
             raise Denied("no token")
         server = world.servers[self._server]
+        with server.served.upload() if isinstance(server, SimulatedWorker) else contextlib.nullcontext(True) as is_free:
+            if not is_free and not server.conduct.is_away:
+                raise SourceBusy(BUSY_RETRY_S)
+            return await self._read(server, start, count, on_bytes)
+
+    async def _read(self, server: Server, start: int, count: int, on_bytes: Callable[[int], None]) -> ReceivedChunk:
+        world = self.worker.world
         life = getattr(server, "lives", 0)
         conduct = server.conduct
         if conduct.is_away:
             raise TransferBroken(f"{self._server} cannot be reached")
         data, has = server.read(self._digest, start, count)
-        on_bytes(count // 2)
         if conduct.stalls:
             await asyncio.sleep(10.0)
             raise TransferBroken(f"{self._server} sends nothing")
-        await world.send(server, self.worker, count)
+        await world.send(server, self.worker, count, on_bytes)
         if conduct.is_away or life != getattr(server, "lives", 0) or world.chance.random() < conduct.breaks:
             raise TransferBroken(f"{self._server} closed the connection")
-        on_bytes(count - count // 2)
         return ReceivedChunk([data], has)
 
 
 class Transfers:
     """The world: controllers, workers, files, and what people asked for. `run` is a story of trouble."""
+
+    slots = 3  # uploads at a time of a worker
+    limits = LIMITS
 
     def __init__(self, seed: int, loop: InlineLoop, folder: Path) -> None:
         self.chance = Random(f"transfers {seed}")
@@ -369,9 +375,13 @@ class Transfers:
         if not task.cancelled() and task.exception() is not None:
             self.failed(f"unexpected: {task.exception()!r}")
 
-    async def send(self, server: Server, _receiver: SimulatedWorker, _count: int) -> None:
+    async def send(
+        self, server: Server, _receiver: SimulatedWorker, count: int, on_bytes: Callable[[int], None]
+    ) -> None:
         """As long as this takes."""
-        await asyncio.sleep(server.conduct.slow_s * self.chance.uniform(0.5, 1.5))
+        for part in (count // 2, count - count // 2):
+            await asyncio.sleep(server.conduct.slow_s / 2 * self.chance.uniform(0.5, 1.5))
+            on_bytes(part)
 
     def note(self, *what: object) -> None:
         self.trace.append(f"{self.loop.time():8.3f}  {' '.join(map(str, what))}")

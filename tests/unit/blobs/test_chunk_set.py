@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,11 @@ def test_encoding_keeps_the_set(case: tuple[int, int]) -> None:
     assert from_bytes(chunks.to_bytes(), chunks.count) == chunks
     assert len(list(chunks)) == len(chunks)
     assert all(index in chunks for index in chunks)
+
+
+@given(st.sets(st.integers(0, 299), min_size=1), st.integers())
+def test_a_picked_chunk_is_one_of_the_set(chunks: set[int], seed: int) -> None:
+    assert ChunkSet.of(300, chunks).pick(Random(seed)) in chunks
 
 
 def test_set_operations() -> None:

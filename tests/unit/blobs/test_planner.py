@@ -97,11 +97,87 @@ def test_connections_are_bounded() -> None:
 
 
 def test_without_an_assignment_the_controller_is_used_when_nothing_arrives() -> None:
-    plan = planner(4, fallback_s=3.0)
+    plan = planner(4, fallback_s=3.0, idle_fallback_s=15.0, per_peer=1, min_overtake_s=60.0)
     plan.offer("controller", CONTROLLER, ChunkSet.complete(4))
     plan.assign([], is_unrestricted=False)
+    plan.offer("peer", PEER, ChunkSet.complete(4))
+    (request,) = requests(plan, 0.0)
+    assert request.source == "peer"
+    plan.on_bytes(request, 1.0)
+    assert requests(plan, 3.9) == []
+    assert [each.source for each in requests(plan, 4.0)] == ["controller"]
+    assert requests(plan, 30.0) == [], "one at a time"
+
+
+def test_a_node_that_nobody_feeds_uses_the_controller_after_a_while() -> None:
+    plan = planner(4, fallback_s=3.0, idle_fallback_s=15.0)
+    plan.offer("controller", CONTROLLER, ChunkSet.complete(4))
+    plan.assign([], is_unrestricted=False)
+    assert requests(plan, 14.9) == []
+    for moment_s in (15.0, 15.1, 15.2, 15.3):  # from then on it goes on helping
+        (request,) = requests(plan, moment_s)
+        assert request.source == "controller"
+        plan.on_chunk(request, moment_s)
+    assert plan.is_complete
+
+
+def test_when_the_only_peers_are_bad_the_controller_is_used_soon() -> None:
+    plan = planner(4, fallback_s=3.0, idle_fallback_s=15.0, per_peer=1, min_overtake_s=60.0)
+    plan.offer("controller", CONTROLLER, ChunkSet.complete(4))
+    plan.offer("liar", PEER, ChunkSet.complete(4))
+    plan.assign([], is_unrestricted=False)
+    (request,) = requests(plan)
+    plan.on_wrong_chunk(request)
     assert requests(plan, 2.9) == []
-    assert requests(plan, 3.0)[0].source == "controller"
+    assert [each.source for each in requests(plan, 3.0)] == ["controller"]
+
+
+def test_bytes_that_still_arrive_and_busy_peers_leave_the_controller_alone() -> None:
+    plan = planner(9, fallback_s=3.0, idle_fallback_s=15.0, min_overtake_s=60.0)
+    plan.offer("controller", CONTROLLER, ChunkSet.complete(9))
+    plan.offer("peer", PEER, some(9, 0, 1))
+    plan.assign([], is_unrestricted=False)
+    slow, busy = requests(plan)
+    plan.on_bytes(slow, 2.0)
+    assert requests(plan, 4.9) == []
+    plan.on_busy(busy, 4.9, wait_s=60.0)
+    assert requests(plan, 7.8) == []
+    plan.on_busy(slow, 7.8, wait_s=60.0)
+    assert requests(plan, 10.7) == []
+    assert {request.source for request in requests(plan, 10.8)} == {"controller"}
+    again = planner(9, fallback_s=3.0, idle_fallback_s=15.0, min_overtake_s=60.0)
+    again.offer("controller", CONTROLLER, ChunkSet.complete(9))
+    again.offer("peer", PEER, some(9, 0))
+    again.assign([], is_unrestricted=False)
+    for now_s in range(0, 15, 2):
+        (request,) = requests(again, float(now_s))
+        again.on_busy(request, float(now_s), wait_s=1.0)
+    assert "controller" not in {request.source for request in requests(again, 14.9)}
+    assert "controller" in {request.source for request in requests(again, 15.0)}, "not for ever"
+
+
+def test_a_slow_request_is_repeated_at_the_controller_only_at_the_end_and_later() -> None:
+    plan = planner(3, min_overtake_s=1.0, overtake_factor=3.0, end_factor=1.5, per_peer=1)
+    plan.offer("controller", CONTROLLER, ChunkSet.complete(3))
+    plan.offer("peer", PEER, ChunkSet.complete(3))
+    plan.assign([], is_unrestricted=False)
+    (first,) = requests(plan)
+    plan.on_chunk(first, 2.0)  # two seconds are usual
+    (second,) = requests(plan, 2.0)
+    assert requests(plan, 4.9) == [], "a third chunk is missing"
+    plan.on_chunk(second, 4.9)
+    (third,) = requests(plan, 4.9)
+    assert requests(plan, 7.8) == []
+    plan.on_bytes(third, 10.0)
+    assert requests(plan, 11.9) == [("controller", third.chunk)]
+
+
+def test_of_several_peers_each_gets_one_request_at_a_time() -> None:
+    plan = planner(20, per_peer=2, many_peers=2)
+    plan.offer("a", PEER, ChunkSet.complete(20))
+    assert len(requests(plan)) == 2
+    plan.offer("b", PEER, ChunkSet.complete(20))
+    assert [request.source for request in requests(plan)] == ["b"]
 
 
 def test_a_slow_request_is_repeated_elsewhere_and_the_first_answer_wins() -> None:

@@ -6,6 +6,7 @@ import base64
 import binascii
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from random import Random
 
 from corral.kit.errors import Invalid
 
@@ -44,6 +45,12 @@ class ChunkSet:
             lowest = rest & -rest
             yield lowest.bit_length() - 1
             rest ^= lowest
+
+    def pick(self, chance: Random) -> int:
+        """A random chunk, without listing the set: one behind a gap is more likely. The set must not be empty."""
+        start = chance.randrange(self.count)
+        rest = self.bits >> start
+        return start + (rest & -rest).bit_length() - 1 if rest else (self.bits & -self.bits).bit_length() - 1
 
     @property
     def is_complete(self) -> bool:

@@ -29,6 +29,7 @@ log = get_log(__name__)
 
 TICK_S = 0.2  # at most so long until a pause of a source or a slow request is noticed
 SPACE_CHECK_CHUNKS = 16
+REPORT_EVERY_S = 0.1  # between whole chunks
 
 
 class SwarmDownload:
@@ -71,6 +72,7 @@ class SwarmDownload:
         self._hash_wake = Wake()
         self._errors: dict[str, CorralError] = {}  # the last of each source
         self._fatal: BaseException | None = None
+        self._reported_s = float("-inf")
 
     @property
     def have(self) -> ChunkSet:
@@ -191,7 +193,10 @@ class SwarmDownload:
 
         def on_bytes(size: int) -> None:
             self._arriving[request] += size
-            self._report()
+            now_s = self._monotonic()
+            self._planner.on_bytes(request, now_s)
+            if now_s - self._reported_s >= REPORT_EVERY_S:  # pieces are many
+                self._report()
 
         received = await source.read(start, count, on_bytes)
         if not await run_uncancelled(self.file.write, request.chunk, received.pieces):
@@ -223,6 +228,7 @@ class SwarmDownload:
         self.on_chunk()
 
     def _report(self) -> None:
+        self._reported_s = self._monotonic()
         total = self.file.listed.size
         self._on_bytes(min(total, self.file.have_bytes + self._arriving.total()), total)
 

@@ -7,9 +7,10 @@ Rules, in this order:
 2. Every other chunk is requested from the peer with the fewest open requests. Of the chunks that this peer has, one of
    those that the fewest peers have is chosen at random. So nodes that start together choose different chunks.
 3. A chunk that no peer has is requested from the storage or a controller without an assignment only if the controller
-   allows it (no other node wants the blob), or if nothing arrived for `fallback_s`.
-4. When there is nothing else to request, a slow request is repeated at another source: the first answer wins. Near the
-   end (all missing chunks are requested) this happens sooner.
+   allows it (no other node wants the blob), or if no byte arrived for `fallback_s` though peers have missing chunks and
+   are not busy.
+4. When there is nothing else to request, a slow request is repeated at another source: the first answer wins. At the
+   end (all missing chunks are requested) this happens sooner, and at the storage and the controllers too.
 
 A source that sent a wrong chunk is banned for this blob; a source that failed or is busy is left alone for a while.
 """
@@ -37,12 +38,14 @@ class SourceKind(StrEnum):
 @dataclass(frozen=True)
 class PlanLimits:
     connections: int = 8
-    per_peer: int = 2
+    per_peer: int = 2  # with fewer than `many_peers`; otherwise one: a chunk that arrives sooner is passed on sooner
+    many_peers: int = 2
     per_controller: int = 4
     overtake_factor: float = 3.0  # a request that takes so many times the usual time may be repeated elsewhere
     end_factor: float = 1.5  # the same when all missing chunks are requested
     min_overtake_s: float = 1.0
-    fallback_s: float = 3.0  # without any arrival: the controller is used without an assignment
+    fallback_s: float = 3.0  # without any byte: the controller is used without an assignment, one request at a time
+    idle_fallback_s: float = 15.0  # the same while peers are busy, or no peer has a missing chunk yet
     max_copies: int = 2  # open requests for one chunk
     first_pause_s: float = 0.5
     cap_pause_s: float = 15.0
@@ -74,7 +77,8 @@ class ChunkPlanner:
         self._assigned = ChunkSet(have.count)
         self._is_unrestricted = True
         self._usual_s = 0.0  # moving average of the time that a chunk takes
-        self._arrived_s = now_s
+        self._arrived_s = now_s  # the last byte
+        self._busy_s = now_s  # the last answer of a busy peer
 
     # What the caller knows
 
@@ -106,12 +110,19 @@ class ChunkPlanner:
             took_s = now_s - began_s
             self._usual_s = took_s if not self._usual_s else 0.8 * self._usual_s + 0.2 * took_s
         self._sources[request.source].failures = 0
-        self._arrived_s = now_s
+        self.on_bytes(request, now_s)
         self.have = self.have.add(request.chunk)
         losers = tuple(ChunkRequest(name, request.chunk) for name, _ in self._requested(request.chunk))
         for loser in losers:
             self._close(loser)
         return losers
+
+    def on_bytes(self, request: ChunkRequest, now_s: float) -> None:
+        """Bytes of an open request arrived. Those of a controller without an assignment do not count: it goes on
+        helping until another source sends something."""
+        is_peer = self._sources[request.source].kind is SourceKind.PEER
+        if is_peer or self._is_unrestricted or request.chunk in self._assigned:
+            self._arrived_s = now_s
 
     def on_failure(self, request: ChunkRequest, now_s: float, *, is_final: bool = False) -> None:
         """The request failed: leave the source alone for a while. `is_final`: it counts as lost at once."""
@@ -124,6 +135,7 @@ class ChunkPlanner:
     def on_busy(self, request: ChunkRequest, now_s: float, *, wait_s: float) -> None:
         """The source has no free slot: this is no failure."""
         self._close(request)
+        self._busy_s = now_s
         self._sources[request.source].paused_until_s = now_s + wait_s * self._random.uniform(0.5, 1.0)
 
     def on_missing(self, request: ChunkRequest) -> None:
@@ -186,15 +198,23 @@ class ChunkPlanner:
         controllers = [(name, source) for name, source in free if source.kind is SourceKind.CONTROLLER]
         assigned = ChunkSet(wanted.count, wanted.bits & self._assigned.bits)
         found = self._from(storages, assigned) or self._from(controllers, assigned) or self._from(peers, wanted)
-        if found is None and self._may_use_controller(now_s):
+        if found is None and self._may_use_controller(wanted, now_s):
             in_order = not peers
             found = self._from(storages, wanted, in_order=in_order) or self._from(
                 controllers, wanted, in_order=in_order
             )
         return found
 
-    def _may_use_controller(self, now_s: float) -> bool:
-        return self._is_unrestricted or now_s - self._arrived_s >= self._limits.fallback_s
+    def _may_use_controller(self, wanted: ChunkSet, now_s: float) -> bool:
+        if self._is_unrestricted:
+            return True
+        if any(source.open for source in self._sources.values() if source.kind is not SourceKind.PEER):
+            return False
+        silent_s = now_s - self._arrived_s
+        peers = [source for source in self._sources.values() if source.kind is SourceKind.PEER and source.is_present]
+        is_waiting = not any(self._is_bad(source) or source.has.bits & wanted.bits for source in peers)
+        is_idle = is_waiting or now_s - self._busy_s < self._limits.fallback_s
+        return silent_s >= (self._limits.idle_fallback_s if is_idle else self._limits.fallback_s)
 
     def _from(
         self, sources: list[tuple[str, SourceState]], wanted: ChunkSet, *, in_order: bool = False
@@ -216,9 +236,7 @@ class ChunkPlanner:
     def _sample(self, offered: ChunkSet) -> Iterator[int]:
         """Random chunks of a large set, without listing the set."""
         for _ in range(SAMPLED_CHUNKS):
-            start = self._random.randrange(offered.count)
-            rest = offered.bits >> start
-            yield (start + (rest & -rest).bit_length() - 1) if rest else next(iter(offered))
+            yield offered.pick(self._random)
 
     def _choose_slow(self, now_s: float) -> ChunkRequest | None:
         missing = ChunkSet.complete(self.have.count).minus(self.have)
@@ -231,21 +249,33 @@ class ChunkPlanner:
             if now_s - began_s < patience_s or len(askers) >= self._limits.max_copies:
                 continue
             for name, source in sorted(free, key=lambda each: (each[1].kind != SourceKind.PEER, len(each[1].open))):
-                if name not in askers and chunk in source.has:
+                is_allowed = self._may_repeat_at(source, now_s - began_s, is_end=is_end)
+                if is_allowed and name not in askers and chunk in source.has:
                     return ChunkRequest(name, chunk)
         return None
 
+    def _may_repeat_at(self, source: SourceState, age_s: float, *, is_end: bool) -> bool:
+        """The controller has other nodes to send to: it gets a slow request at the end only, and later than a peer."""
+        if source.kind is SourceKind.PEER or self._is_unrestricted:
+            return True
+        return is_end and age_s >= max(self._limits.min_overtake_s, self._limits.overtake_factor * self._usual_s)
+
     def _usable(self, now_s: float | None) -> Iterator[tuple[str, SourceState]]:
         """Sources that may be used; with a time: that may get a request now."""
+        peers = sum(self._is_peer(source) for source in self._sources.values())
+        per_peer = 1 if peers >= self._limits.many_peers else self._limits.per_peer
         for name, source in self._sources.items():
             if source.is_banned or not source.is_present:
                 continue
-            limit = self._limits.per_peer if source.kind is SourceKind.PEER else self._limits.per_controller
+            limit = per_peer if source.kind is SourceKind.PEER else self._limits.per_controller
             if now_s is None or (source.paused_until_s <= now_s and len(source.open) < limit):
                 yield name, source
 
     def _is_peer(self, source: SourceState) -> bool:
         return source.kind is SourceKind.PEER and source.is_present and not source.is_banned
+
+    def _is_bad(self, source: SourceState) -> bool:
+        return source.is_banned or source.failures >= self._limits.max_failures
 
     def _open_chunks(self) -> ChunkSet:
         opened = (chunk for source in self._sources.values() for chunk in source.open)

@@ -15,7 +15,7 @@ from corral.blobs.swarm.chunk_set import ALL, ChunkSet
 from corral.blobs.swarm.download import SwarmDownload
 
 MAX_ANNOUNCED = 2000
-UPLOAD_SLOTS = 8
+UPLOAD_SLOTS = 6  # more uploads at a time are all slower, and what nobody has whole nobody can pass on
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,7 @@ class BlobRoutes:
         try:
             status = 200 if part.whole else 206
             pieces = self._pieces(descriptor, part, authorization, digest)
-            if request.method == b"HEAD":
-                await responder.send(status, _headers(blob, part), b"")
-            else:
-                await responder.stream(status, _headers(blob, part), pieces)
+            await responder.stream(status, _headers(blob, part), pieces, length=part.count)
             return status
         finally:
             os.close(descriptor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from corral.blobs.swarm.chunk_set import MAX_CHUNKS
 from corral.bus.api import Bus
 from corral.contract.access import PEER_LIFE_S, Scope
 from corral.contract.messages.blobs import (
@@ -180,6 +181,8 @@ class BlobPeers:
 def _check(announced: AnnounceBlobs) -> None:
     if len(announced.have) > MAX_HAVE or len(announced.want) > MAX_WANT:
         raise Invalid(f"an announcement has at most {MAX_HAVE} blobs, and wants at most {MAX_WANT}")
+    if any(not 0 < count <= MAX_CHUNKS for count in announced.want.values()):
+        raise Invalid(f"a wanted blob has between 1 and {MAX_CHUNKS} chunks")
     for digest in (*announced.have, *announced.want):
         if not is_digest(digest):
             raise Invalid(f"{digest[:100]!r} is not a digest")

@@ -21,8 +21,10 @@ from corral.kit.errors import Invalid
 SAMPLE = 16  # peers in one answer
 HOLDER_S = 180.0  # without an announcement, a worker's blobs are forgotten
 WANTER_S = 15.0  # the same for its wishes and assignments
-MIN_ASSIGNED = 8  # chunks of one blob that are assigned at a time, over all workers
-MIN_ASSIGNED_EACH = 2
+# Chunks of one blob that are assigned at a time, over all workers and to each. The fewer are sent at a time, the sooner
+# the first ones are whole and can be passed on; fast links get more, because the numbers follow the rate of arrivals.
+MIN_ASSIGNED = 4
+MIN_ASSIGNED_EACH = 1
 ALONE_AFTER_S = 0.5  # a worker counts as the only one when no other came within this time
 ENOUGH_HOLDERS = 2  # complete copies: the controller sends each worker one chunk at a time
 EXTRA_SHARE = 0.3
@@ -161,28 +163,27 @@ class BlobTracker:
         is_covered = sum(chunks.is_complete for chunks in others.values()) >= ENOUGH_HOLDERS
         each = 1 if is_covered else max(MIN_ASSIGNED_EACH, 2 * recent.count(node_id))
         missing = ChunkSet.complete(count).minus(own)
-        found = missing if is_covered else self._candidates(blob, missing, others)
-        candidates = [chunk for chunk in found if chunk not in blob.leases]
-        self._random.shuffle(candidates)
-        while candidates and len(leased) < each and len(blob.leases) < total:
-            chunk = candidates.pop()
+        absent, rare = self._candidates(missing, others)
+        # A worker may have named another number of chunks.
+        taken = ChunkSet.of(count, (chunk for chunk in blob.leases if chunk < count))
+        candidates = (absent if len(absent) else missing if is_covered else rare).minus(taken)
+        most = count if len(absent) else round((1.0 + EXTRA_SHARE) * count) - blob.assigned_count
+        while len(candidates) and most > 0 and len(leased) < each and len(blob.leases) < total:
+            chunk = candidates.pick(self._random)
+            candidates = candidates.minus(ChunkSet.of(count, [chunk]))
             blob.leases[chunk] = node_id
             blob.assigned_count += 1
+            most -= 1
             leased.append(chunk)
-        return tuple(sorted(leased))
+        return tuple(sorted(chunk for chunk in leased if chunk < count))
 
-    def _candidates(self, blob: TrackedBlob, missing: ChunkSet, others: Mapping[str, ChunkSet]) -> list[int]:
-        """Missing chunks that no other worker has; when there are none, those that only one other has."""
+    def _candidates(self, missing: ChunkSet, others: Mapping[str, ChunkSet]) -> tuple[ChunkSet, ChunkSet]:
+        """Of the missing chunks, those that no other worker has, and those that at most one other has."""
         once, twice = ChunkSet(missing.count), ChunkSet(missing.count)
         for chunks in others.values():
             twice = twice.union(ChunkSet(missing.count, once.bits & chunks.bits))
             once = once.union(chunks)
-        absent = missing.minus(once)
-        if len(absent):
-            return list(absent)
-        left = round((1.0 + EXTRA_SHARE) * missing.count) - blob.assigned_count
-        rare = [chunk for chunk in missing.minus(twice) if chunk not in blob.leases]
-        return self._random.sample(rare, min(max(0, left), len(rare)))
+        return missing.minus(once), missing.minus(twice)
 
     def _chunks(self, blob: TrackedBlob, node_id: str, count: int) -> ChunkSet:
         try:
