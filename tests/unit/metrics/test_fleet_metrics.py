@@ -79,3 +79,9 @@ def test_evictions_and_loads_beyond_the_limit_count_as_other() -> None:
     assert {(s.labels["model"], s.value) for s in evictions.samples if s.labels["model"] == "other"} == {("other", 100)}
     assert sum(s.value for s in evictions.samples) == 300
     assert sum(s.value for s in loads.samples if s.name.endswith("_count")) == 300
+
+
+def test_evictions_are_zero_once_a_replica_is_loaded() -> None:
+    metrics = ReplicaMetrics()
+    metrics.on_loaded("m", "barn", 2.0)
+    assert [(s.labels, s.value) for s in metrics.collect()[0].samples] == [({"model": "m", "node": "barn"}, 0)]

@@ -26,13 +26,15 @@ class ReplicaMetrics(Collector):
 
     def on_loaded(self, model: str, node: str, seconds: float) -> None:
         self._loads.setdefault(self._labels(self._loads, model, node), Histogram(_LOAD_BOUNDS_S)).observe(seconds)
+        # A counter that starts at 1 hides its first event from `increase()`: it is there, with 0, before it can rise.
+        self._evictions[self._labels(self._evictions, model, node)] += 0
 
     @staticmethod
     def _labels(known: Iterable[tuple[str, str]], model: str, node: str) -> tuple[str, str]:
         pairs = set(known)
         return (model, node) if (model, node) in pairs or len(pairs) < MAX_PAIRS else (OTHER, OTHER)
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> tuple[Metric, ...]:
         evictions = CounterMetricFamily(
             "corral_evictions",
             "Replicas that were stopped to make room for another model.",
