@@ -29,7 +29,7 @@ def metrics_of_the_controller() -> list[Metric]:
         anything, anything, anything, anything, RequestMetrics(anything, anything), ReplicaMetrics(),
         FleetMetrics(anything, dict),
     )  # fmt: skip
-    return list(metrics.registry.collect())
+    return [*metrics.registry.collect(), *metrics.request_registry.collect()]
 
 
 def names_in_the_code() -> set[str]:

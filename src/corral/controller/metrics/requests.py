@@ -121,21 +121,22 @@ class RequestMetrics(Collector):
         return counts, _get_or_add(self._durations, (model, node), (OTHER, OTHER), Durations, self._max_histograms)
 
     def collect(self) -> Iterable[Metric]:
+        """In a thread of its own: it copies each dictionary before it reads it, because the loop goes on counting."""
         requests = CounterMetricFamily(
             "corral_requests", "Requests for models that ended, by the status that the client got.",
             labels=[*_OF_A_REQUEST, "status"],
         )  # fmt: skip
         prompt = CounterMetricFamily("corral_prompt_tokens", "Tokens in.", labels=_OF_A_REQUEST)
         completion = CounterMetricFamily("corral_completion_tokens", "Tokens out.", labels=_OF_A_REQUEST)
-        for labels, counts in self._counts.items():
-            for status, count in sorted(counts.by_status.items()):
+        for labels, counts in list(self._counts.items()):
+            for status, count in sorted(list(counts.by_status.items())):
                 requests.add_metric([*labels, str(status)], count)
             prompt.add_metric(labels, counts.prompt_tokens)
             completion.add_metric(labels, counts.completion_tokens)
         yield from (requests, prompt, completion)
         for field, (name, text) in _HISTOGRAMS.items():
             family = HistogramMetricFamily(name, text, labels=["model", "node"])
-            for pair, durations in self._durations.items():
+            for pair, durations in list(self._durations.items()):
                 histogram: Histogram = getattr(durations, field)
                 family.add_metric(pair, histogram.buckets(), histogram.total_s)
             yield family
