@@ -13,7 +13,7 @@ from corral.contract.hardware import Device
 from corral.kit.errors import NotFound
 from corral.store import Store
 from corral.store.tables import node_labels, node_tombstones, nodes
-from corral.store.tables.nodes import Heartbeat, Node
+from corral.store.tables.nodes import Heartbeat, Node, NodeHardware
 from tests.integration.store.rows import NOON, a_node
 
 GPU = Device(index=0, vendor="nvidia", name="RTX 4090", total_bytes=24 << 30)
@@ -109,6 +109,16 @@ async def test_listed_by_name_and_in_pages(store: Store) -> None:
         assert [node.name for node in await nodes.list_(tx, after_name="ä")] == ["🐎"]
         assert await nodes.list_(tx, limit=10, after_name="🐎") == []
         assert [pulse.id for pulse in await nodes.list_pulses(tx)] == [node.id for node in await nodes.list_(tx)]
+
+
+async def test_metrics_read_names_and_hardware_of_the_first_nodes(store: Store) -> None:
+    device = Device(index=0, vendor="nvidia", total_bytes=9, power_w=300)
+    rows = [a_node(name="byre"), a_node(name="barn", total_ram=64, available_ram=16, devices=(device,))]
+    await keep(store, *rows)
+    async with store.read() as tx:
+        assert await nodes.list_names(tx) == {row.id: row.name for row in rows}
+        [first] = await nodes.list_hardware(tx, limit=1)
+    assert first == NodeHardware("barn", "healthy", 64, 16, 0, 0, (device,))
 
 
 async def test_a_change_raises_the_version_and_keeps_the_rest(store: Store) -> None:
