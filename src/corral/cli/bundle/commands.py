@@ -50,7 +50,7 @@ async def create_bundle(
         declare.Option(
             "--machine",
             metavar="PLATFORM[,CAPABILITY[,PYTHON]]",
-            help="for such machines instead of those of this fleet: linux/arm64,nvidia-l4t,3.10; may be repeated",
+            help="for such machines instead of those of this fleet: linux/arm64,nvidia-l4t,3.12; may be repeated",
         ),
     ] = None,
     no_corral: Annotated[
@@ -68,7 +68,7 @@ async def create_bundle(
     Examples:
       corral bundle create farm.bundle
       corral bundle create farm.bundle --model smollm2-135m
-      corral bundle create jetson.bundle --backend llama-cpp --machine linux/arm64,nvidia-l4t,3.10
+      corral bundle create jetson.bundle --backend llama-cpp --machine linux/arm64,nvidia-l4t,3.12
     """
     from corral.cli.bundle.create import BundleDownload, print_notes
     from corral.contract.bundles import PlanBundle, read_manifest, view_of
