@@ -14,7 +14,7 @@ from corral.cli.commands import COMMANDS
 from corral.cli.run import load
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
-ROLES = ("controller", "gateway", "worker")
+ROLES = ("controller", "gateway", "worker", "bus")
 CONNECTION = ("url", "key", "ca", "context")
 HEAD = """# The command `corral`
 

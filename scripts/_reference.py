@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from corral.cli.nodes.bus_server import BusRoleSettings
 from corral.cli.up.settings import UpSettings
 from corral.controller.settings import ControllerSettings
 from corral.gateway.settings import GatewaySettings
@@ -19,6 +20,7 @@ ROLES = {
     "controller": ControllerSettings,
     "gateway": GatewaySettings,
     "worker": WorkerSettings,
+    "bus": BusRoleSettings,
 }
 HEAD = """# Settings
 

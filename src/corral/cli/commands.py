@@ -43,6 +43,14 @@ COMMANDS = {
     ),
     "gateway": ("corral.cli.nodes.role_commands:gateway_app", "Run a gateway: the public port of the fleet."),
     "worker": ("corral.cli.nodes.role_commands:worker_app", "Run a worker on this machine."),
+    "bus": (
+        "corral.cli.nodes.bus_server:bus_app",
+        "Run the bus of a fleet by itself: NATS with the accounts of the fleet.",
+    ),
+    "secrets": (
+        "corral.cli.fleet.secrets:app",
+        "Create keys and certificates for a fleet whose roles run apart from each other.",
+    ),
     "service": ("corral.cli.service.command:app", "Run Corral as a service, from the start of the machine on."),
     "backup": ("corral.cli.backup.commands:backup_app", "Write the state of a fleet of this machine into one file."),
     "restore": ("corral.cli.backup.commands:restore_app", "Restore a fleet from a backup."),
@@ -58,6 +66,8 @@ WITHOUT_CONTEXT = (
     "controller",
     "gateway",
     "worker",
+    "bus",
+    "secrets",
     "service",
     "restore",
     "migrate-store",

@@ -18,22 +18,12 @@ from corral.kit.errors import Conflict
 from corral.kit.process import HOME_DATA, lock_holder, read_lock_pid, resolve_data
 
 
-@dataclass(frozen=True)
-class DataFolder:
-    root: Path
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def ports(self) -> Path:
-        """The ports of the last start, so that the next start uses the same ones."""
-        return self.root / "ports.json"
+class Secrets:
+    """The files in a folder of secrets."""
 
     @property
     def secrets(self) -> Path:
-        return self.root / "secrets"
+        raise NotImplementedError
 
     @property
     def admin_key(self) -> Path:
@@ -42,11 +32,6 @@ class DataFolder:
     @property
     def gateway_key(self) -> Path:
         return self.secrets / "gateway.key"
-
-    @property
-    def worker_token(self) -> Path:
-        """The token with which the worker of this machine joins; it is valid once."""
-        return self.secrets / "worker.token"
 
     @property
     def ca_cert(self) -> Path:
@@ -67,6 +52,40 @@ class DataFolder:
     @property
     def bus_keys(self) -> Path:
         return self.secrets / "bus"
+
+
+@dataclass(frozen=True)
+class SecretsFolder(Secrets):
+    """A folder of secrets by itself, for a fleet whose roles run on several machines."""
+
+    path: Path
+
+    @property
+    def secrets(self) -> Path:
+        return self.path
+
+
+@dataclass(frozen=True)
+class DataFolder(Secrets):
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def ports(self) -> Path:
+        """The ports of the last start, so that the next start uses the same ones."""
+        return self.root / "ports.json"
+
+    @property
+    def secrets(self) -> Path:
+        return self.root / "secrets"
+
+    @property
+    def worker_token(self) -> Path:
+        """The token with which the worker of this machine joins; it is valid once."""
+        return self.secrets / "worker.token"
 
     @property
     def controller(self) -> Path:

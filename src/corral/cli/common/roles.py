@@ -82,6 +82,13 @@ def prepare_bus(place: BusServerSettings) -> tuple[str, ...]:
     return prepare_server(settings, load_or_create_keys(place.keys, datetime.now(UTC))).argv
 
 
+def make_bus_keys(folder: Path) -> None:
+    """Create the keys of the bus in this folder, unless they are there."""
+    from corral.bus.keys import load_or_create_keys
+
+    load_or_create_keys(folder, datetime.now(UTC))
+
+
 def find_bus_server() -> tuple[str, str]:
     """Path and version of nats-server. The message of `NotFound` says what to install."""
     from corral.bus.binary import find_nats_server, version_of

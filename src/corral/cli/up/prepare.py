@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from corral.cli.common.data_folder import DataFolder
+from corral.cli.common.data_folder import DataFolder, Secrets
 from corral.kit.certificates import Ca, expires_at, make_ca, subject_names
 from corral.kit.errors import Failed
 from corral.kit.files import make_folder, make_private_folder, write_atomically, write_secret
@@ -98,9 +98,9 @@ def make_key(path: Path) -> str:
     return text
 
 
-def make_certificates(folder: DataFolder, names: tuple[str, ...], now: datetime) -> Ca:
+def make_certificates(folder: Secrets, names: tuple[str, ...], now: datetime) -> Ca:
     """Create the CA once, and a server certificate for every current name and address of this machine."""
-    ca = _load_ca(folder) if _has_ca(folder) else _make_ca(folder, now)
+    ca = load_ca(folder) if _has_ca(folder) else _make_ca(folder, now)
     if needs_renewal(
         read_or_empty(folder.server_cert), read_or_empty(folder.server_key), names, ca.certificate_pem, now
     ):
@@ -145,19 +145,20 @@ def _is_issued_by(certificate: str, ca_pem: str) -> bool:
     return True
 
 
-def _has_ca(folder: DataFolder) -> bool:
+def _has_ca(folder: Secrets) -> bool:
     """A key without any certificate is left by a crash in `_make_ca`; it was never used, so it is replaced."""
     return folder.ca_cert.exists() or (folder.ca_key.exists() and folder.server_cert.exists())
 
 
-def _make_ca(folder: DataFolder, now: datetime) -> Ca:
+def _make_ca(folder: Secrets, now: datetime) -> Ca:
     made = make_ca(f"Corral {now:%Y-%m-%d}", now)
     write_secret(folder.ca_key, made.key_pem)
     write_atomically(folder.ca_cert, made.certificate_pem.encode(), mode=0o644)
     return Ca(made.certificate_pem, made.key_pem)
 
 
-def _load_ca(folder: DataFolder) -> Ca:
+def load_ca(folder: Secrets) -> Ca:
+    """The CA that is in the folder."""
     try:
         return Ca(folder.ca_cert.read_text(), folder.ca_key.read_text())
     except FileNotFoundError as error:
