@@ -14,7 +14,7 @@ from playwright.async_api import Browser, Page, Route, expect
 
 from corral.contract.codec import encode
 from corral.store.tables import nodes, revisions
-from tests.support.chromium import Watched, new_person, sign_in
+from tests.support.chromium import Watched, new_person, open_signed_in, sign_in
 from tests.support.page import GIB, PageApp, made_node, open_page_app, served
 from tests.support.processes import free_port
 from tests.support.waiting import until
@@ -45,11 +45,7 @@ async def person(browser: Browser, url: str) -> AsyncIterator[Watched]:
 
 
 async def open_fleet(person: Watched, corral: PageApp, url: str, role: str = "admin") -> Page:
-    page = await person.tab()
-    await sign_in(page, url, await corral.key(role))
-    await page.wait_for_url(f"{url}/")
-    await expect(page.locator("html")).to_have_class("js")
-    return page
+    return await open_signed_in(person, url, "/nodes", await corral.key(role))
 
 
 async def test_a_wrong_key_then_the_right_one_then_out(person: Watched, corral: PageApp, url: str) -> None:
@@ -61,7 +57,7 @@ async def test_a_wrong_key_then_the_right_one_then_out(person: Watched, corral: 
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("alert")).to_have_text("The API key is not known here.")
     await sign_in(page, url, await corral.key())
-    await expect(page.get_by_role("heading", name="Nodes")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     await page.get_by_role("button", name="Sign out").click()
     await expect(page.get_by_role("alert")).to_have_text("You are signed out.")
     await page.go_back()
@@ -120,7 +116,7 @@ async def test_a_stream_that_lost_something_is_started_over(person: Watched, cor
     node = encode(await corral.nodes.view("barn")).decode()
     told = f'event: node\ndata: {node}\n\nevent: ready\ndata: {{"nodes": 2}}\n\n'
     await page.route("**/api/events", lambda route: route.fulfill(content_type="text/event-stream", body=told))
-    await sign_in(page, url, await corral.key())
+    await sign_in(page, url, await corral.key(), "/nodes")
     await expect(page.get_by_text("Connection lost")).to_be_visible()
     await page.unroute("**/api/events")
     await expect(page.get_by_text("Connection lost")).to_be_hidden()
@@ -131,7 +127,7 @@ async def test_ages_tick_and_do_not_trust_the_browsers_clock(person: Watched, co
     await corral.put(made_node("barn", last_heartbeat=datetime.now(UTC)))
     page = await person.tab()
     await page.add_init_script("const real = Date.now; Date.now = () => real() + 3600_000")  # an hour ahead
-    await sign_in(page, url, await corral.key())
+    await sign_in(page, url, await corral.key(), "/nodes")
     seen = page.get_by_role("row", name="barn").locator("time")
     await expect(seen).to_have_text(re.compile(r"^[1-9]\d? s ago$"))
     before = await seen.text_content()
@@ -204,7 +200,7 @@ async def test_the_first_news_leave_the_focus_where_it_is(person: Watched, corra
         await route.continue_()
 
     await page.route("**/api/events*", later)
-    await sign_in(page, url, await corral.key())
+    await sign_in(page, url, await corral.key(), "/nodes")
     await expect(page.locator("html")).to_have_class("js")
     actions = page.get_by_role("button", name="Actions for byre")
     await actions.focus()
@@ -220,7 +216,7 @@ async def test_a_refusal_is_told_in_the_servers_words(person: Watched, corral: P
     approve = page.get_by_role("button", name="Approve barn")
     await expect(approve).to_be_visible()
     # Somebody else is quicker, and our page has not heard of it yet.
-    await page.route("**/page/overview", lambda route: route.abort())
+    await page.route("**/page/nodes", lambda route: route.abort())
     await corral.nodes.approve("barn")
     await approve.click()
     await expect(page.locator("#said")).to_have_text("barn is healthy, not pending")
@@ -259,6 +255,7 @@ async def test_a_viewer_sees_it_live_and_has_no_buttons(person: Watched, corral:
     await expect(page.locator("tbody .name")).to_have_text(["barn", "loft"])
     await expect(page.locator("#attention-line")).to_have_text("1 node waits for approval.")
     assert await page.locator("button").evaluate_all("all => all.map(b => b.textContent.trim().split(/\\s/)[0])") == [
+        "",  # the navigation, where there is no room for it
         "Sign",
         "all",
         "healthy",
@@ -336,7 +333,7 @@ async def test_a_session_that_ends_leads_back_to_the_sign_in(person: Watched, co
     key = await corral.key(name="lost laptop")
     await corral.key(name="another")
     await sign_in(page, url, key)
-    await expect(page.get_by_role("heading", name="Nodes")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     await until(lambda: _followers(corral, 1), "one follower")
     await corral.access.revoke("lost laptop", by="somebody")
     await page.wait_for_url(f"{url}/login?why=ended")
@@ -352,7 +349,7 @@ async def test_following_a_link_from_another_site_stays_signed_in(person: Watche
     )
     await page.goto(f"{elsewhere}/chat")
     await page.evaluate("document.querySelector('a').click()")
-    await expect(page.get_by_role("heading", name="Nodes")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     await expect(page).to_have_url(f"{url}/")
 
 
@@ -402,7 +399,7 @@ async def test_the_script_draws_a_row_just_as_the_server_does(person: Watched, c
 # Attributes in one order, white space between elements and the ticking text left out: those mean nothing.
 _ROWS = """async (which) => {
   const page = which === "live" ? document
-    : new DOMParser().parseFromString(await (await fetch("/")).text(), "text/html");
+    : new DOMParser().parseFromString(await (await fetch("/nodes")).text(), "text/html");
   const plain = (node) => {
     if (node.nodeType === Node.TEXT_NODE) return node.textContent.trim();
     const attributes = [...node.attributes].map((a) => `${a.name}=${a.value}`).sort();
@@ -429,7 +426,7 @@ async def test_without_javascript_there_is_still_a_table(browser: Browser, corra
     await corral.put(made_node("barn"), made_node("loft", "pending"))
     async with new_person(browser, java_script_enabled=False) as person:
         page = await person.tab()
-        await sign_in(page, url, await corral.key())
+        await sign_in(page, url, await corral.key(), "/nodes")
         await expect(page.locator("tbody .name")).to_have_text(["barn", "loft"])
         await expect(page.locator("#attention-line")).to_have_text("1 node waits for approval.")
         for dead in ("Approve loft", "Add a machine", "Actions for barn"):
@@ -453,7 +450,7 @@ async def test_on_a_phone_nothing_sticks_out_and_rows_are_rows(browser: Browser,
 async def test_a_tab_nobody_looks_at_gives_its_connection_back(person: Watched, corral: PageApp, url: str) -> None:
     page = await person.tab()
     await page.clock.install()
-    await sign_in(page, url, await corral.key())
+    await sign_in(page, url, await corral.key(), "/nodes")
     await until(lambda: _followers(corral, 1), "one follower")
     hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true}); " + (
         "document.dispatchEvent(new Event('visibilitychange'))"

@@ -80,8 +80,8 @@ async def new_person(browser: Browser, **options: Any) -> AsyncIterator[Watched]
         await context.close()
 
 
-async def sign_in(page: Page, url: str, key: str) -> None:
-    await page.goto(f"{url}/login")
+async def sign_in(page: Page, url: str, key: str, path: str = "/") -> None:
+    await page.goto(f"{url}/login?next={path}")
     await page.get_by_label("API key").fill(key)
     await page.get_by_role("button", name="Sign in").click()
 
@@ -89,9 +89,7 @@ async def sign_in(page: Page, url: str, key: str) -> None:
 async def open_signed_in(person: Watched, url: str, path: str, key: str) -> Page:
     """A page of the fleet with its script running. `window.sameDocument` stays true until it is loaded anew."""
     page = await person.tab()
-    await page.goto(f"{url}/login?next={path}")
-    await page.get_by_label("API key").fill(key)
-    await page.get_by_role("button", name="Sign in").click()
+    await sign_in(page, url, key, path)
     await page.wait_for_url(f"{url}{path}")
     await expect(page.locator("html")).to_have_class("js")
     await page.evaluate("window.sameDocument = true")

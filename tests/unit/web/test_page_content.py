@@ -25,6 +25,7 @@ ESCAPED = "&lt;img src=x onerror=alert(1)&gt;&#34;&#39;&amp;"
     ("method", "path", "status"),
     [
         ("GET", "/", 200),
+        ("GET", "/nodes", 200),
         ("GET", "/docs", 200),
         ("GET", "/login", 303),
         ("GET", "/fleet/backends", 200),
@@ -32,6 +33,7 @@ ESCAPED = "&lt;img src=x onerror=alert(1)&gt;&#34;&#39;&amp;"
         ("GET", "/fleet/operations", 200),
         ("GET", "/fleet/requests", 200),
         ("GET", "/page/overview", 200),
+        ("GET", "/page/nodes", 200),
         ("GET", "/page/backends", 200),
         ("GET", "/page/models", 200),
         ("GET", "/page/operations", 200),
@@ -75,7 +77,7 @@ async def test_names_labels_and_reasons_from_outside_are_text(browser: Browser, 
     )
     await page.put(made_node(NASTY + "2", "pending", ingress_url=NASTY))
     await browser.signed_in()
-    for path in ("/", "/page/overview"):
+    for path in ("/nodes", "/page/nodes"):
         text = (await browser.get(path)).text
         assert "<img src=x" not in text
         assert text.count(ESCAPED) >= 3
@@ -91,7 +93,7 @@ async def test_the_table_is_there_without_a_script(browser: Browser, page: PageA
     await page.put(made_node("barn"), labels={"tier": "fast"})
     await page.put(made_node("attic", "draining", status_reason="asked by a person"))
     await browser.signed_in()
-    text = (await browser.get("/")).text
+    text = (await browser.get("/nodes")).text
     assert text.index(">attic<") < text.index(">barn<"), "in name order"
     for expected in (
         '<span data-f="pill" class="pill draining" title="asked by a person">draining</span>',
@@ -120,13 +122,13 @@ async def test_pages_of_the_fleet_are_for_those_who_are_signed_in(browser: Brows
 async def test_a_viewer_sees_everything_and_no_buttons(browser: Browser, page: PageApp) -> None:
     await page.put(made_node("barn"), made_node("attic", "pending"))
     await browser.signed_in("viewer")
-    for path in ("/", "/page/overview"):
+    for path in ("/", "/page/overview", "/nodes", "/page/nodes"):
         text = (await browser.get(path)).text
         assert "attic" in text
         assert "1 node waits for approval." in text
         assert "data-act" not in text
         assert "Approve<" not in text
-    assert 'id="join"' not in (await browser.get("/")).text
+    assert 'id="join"' not in (await browser.get("/nodes")).text
 
 
 async def test_what_a_definition_says_is_text_and_a_viewer_may_only_read_it(browser: Browser, page: PageApp) -> None:
@@ -163,9 +165,9 @@ async def test_a_large_fleet_is_drawn_in_pieces(browser: Browser, page: PageApp)
     await browser.signed_in()
     seen, after = [], ""
     for _ in range(3):
-        text = (await browser.get(f"/{after}")).text
+        text = (await browser.get(f"/nodes{after}")).text
         seen += re.findall(r'class="name">(node-\d+)<', text)
-        link = re.search(r'href="/(\?after=[^"]+)"', text)
+        link = re.search(r'href="/nodes(\?after=[^"]+)"', text)
         after = link.group(1) if link else ""
     assert seen == [f"node-{number:03}" for number in range(450)]
     assert not after

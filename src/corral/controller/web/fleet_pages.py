@@ -1,5 +1,5 @@
-"""`/`, `/fleet/backends`, `/fleet/operations`, and the parts of them that their scripts fetch again. They read what the
-admin API reads, and fill a page."""
+"""`/nodes`, `/fleet/backends`, `/fleet/operations`, and the parts of them that their scripts fetch again. They read
+what the admin API reads, and fill a page."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from corral.controller.operations.service import Operations
 from corral.controller.web.attention import attention_of
 from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.matrix import matrix_of
+from corral.controller.web.navigation import BACKENDS, NODES, OPERATIONS
 from corral.controller.web.operations import blank_line, blank_node_line, lines_of, past_of
 from corral.controller.web.page_context import Page, PageContext, Shown
 from corral.controller.web.rows import STATUSES, blank_row, rows_of
 from corral.controller.web.words import ago, parse_moment
 
-BACKENDS = "/fleet/backends"
-OPERATIONS = "/fleet/operations"
 _ROWS = 200  # drawn by the server; the script brings the rest, and without it there is a link
 
 
-@get("/")
-async def fleet(context: PageContext, overview: Overview, after: str = "") -> Page:
+@get(NODES)
+async def nodes(context: PageContext, overview: Overview, after: str = "") -> Page:
     async def fill() -> Shown:
         cluster, views = await overview.read_with_nodes()
         attention = attention_of(views, cluster.notices, context.now())
         return {"cluster": cluster, "attention": attention, **_table(views, after, context)}
 
-    return await context.page("fleet.html", "/", "/page/overview", fill)
+    return await context.page("nodes.html", NODES, "/page/nodes", fill)
 
 
 @get(BACKENDS)
@@ -55,15 +54,15 @@ async def operations_page(context: PageContext, operations: Operations) -> Page:
     return await context.page("operations.html", OPERATIONS, "/page/operations", fill)
 
 
-@get("/page/overview", guards=[viewers])
-async def overview_part(context: PageContext, overview: Overview) -> Page:
+@get("/page/nodes", guards=[viewers])
+async def nodes_part(context: PageContext, overview: Overview) -> Page:
     """What stands above the table of nodes."""
 
     async def fill() -> Shown:
         cluster, views = await overview.read_with_nodes()
         return {"cluster": cluster, "attention": attention_of(views, cluster.notices, context.now())}
 
-    return await context.part("overview.html", fill)
+    return await context.part("nodes_part.html", fill)
 
 
 @get("/page/backends", guards=[viewers])
@@ -102,5 +101,5 @@ def _table(views: list[NodeView], after: str, context: PageContext) -> Shown:
     }
 
 
-PAGES = (fleet, backends, operations_page)
-PARTS = (overview_part, backends_part, operations_part)
+PAGES = (nodes, backends, operations_page)
+PARTS = (nodes_part, backends_part, operations_part)

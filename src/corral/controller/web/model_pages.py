@@ -25,14 +25,13 @@ from corral.controller.staging.locations import FileLocations
 from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.model_files import files_table
 from corral.controller.web.models import catalogue_of
+from corral.controller.web.navigation import MODELS, REQUESTS
 from corral.controller.web.page_context import Page, PageContext, Shown
 from corral.controller.web.pages import SAFE_HEADERS, load_pages
 from corral.controller.web.requests import RequestFilter, request_lines
 from corral.controller.web.words import size
 from corral.kit.humanize import to_yaml
 
-MODELS = "/fleet/models"
-REQUESTS = "/fleet/requests"
 _REQUESTS_SHOWN = 50
 _NODES_SHOWN = 100  # in the dialog that says why; best first
 Name = Annotated[str, Parameter(max_length=255)]

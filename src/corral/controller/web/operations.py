@@ -194,6 +194,12 @@ def work_of(views: Sequence[OperationView]) -> tuple[tuple[Work, ...], int]:
     return tuple(_work(view) for view in shown), len(running) - len(shown)
 
 
+def running_of(views: Sequence[OperationView], now: datetime, most: int) -> tuple[list[OperationLine], int]:
+    """The newest that have not ended, and how many more there are."""
+    running = [view for view in views if not view.finished_at]
+    return lines_of(running, now)[:most], max(0, len(running) - most)
+
+
 def past_of(history: OperationHistory, now: datetime) -> list[Past]:
     return [_past(record, now) for record in history.operations]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from litestar import Response
 from litestar.di import Provide
@@ -19,6 +20,7 @@ from corral.controller.api.overview import Overview
 from corral.controller.operations.service import Operations
 from corral.controller.web.attention import facts_of
 from corral.controller.web.list_filter import ListFilter
+from corral.controller.web.navigation import is_place, places_for
 from corral.controller.web.operations import work_of
 from corral.controller.web.pages import load_pages, see_other, trouble
 from corral.controller.web.sign_in import AnyRequest, SignIn, drop_session, signed_in
@@ -43,10 +45,11 @@ class PageContext:
         return self._sign_in.now()
 
     async def page(self, template: str, here: str, part: str, fill: Fill) -> Page:
-        """`here`: its address; `part`: where its script finds what changes; `fill`: what only this one shows."""
+        """`here`: its place in the navigation; `part`: where its script finds what changes; `fill`: what only this one
+        shows."""
         who = await signed_in(self._request, self._access)
         if who is None:
-            return send_away(self._request, here)
+            return send_away(self._request)
         shown = await fill()
         head = self._head(who, shown.pop("cluster", None) or await self._overview.read())
         work, more = work_of(await self._operations.list_views(rows=False))
@@ -60,18 +63,36 @@ class PageContext:
 
     def _head(self, who: Principal, cluster: Cluster) -> Shown:
         admin = who.role is Role.ADMIN
-        return {"who": who, "admin": admin, "now": self.now().isoformat(), "facts": facts_of(cluster)}
+        return {
+            "who": who,
+            "admin": admin,
+            "places": places_for(who.role),
+            "now": self.now().isoformat(),
+            "facts": facts_of(cluster),
+        }
 
 
-def send_away(request: AnyRequest, wanted: str) -> Page:
+def send_away(request: AnyRequest) -> Page:
+    """To the sign-in, which leads back."""
+    wanted = _address(request)
     if SESSION_COOKIE in request.cookies:
         response = see_other(ENDED)
         drop_session(response)
         return response
     # A strict cookie stays at home when somebody follows a link from another site. Our own page asking again brings it.
     if request.headers.get("sec-fetch-site") == "cross-site" and "again" not in request.query_params:
-        return trouble(200, "One moment", "Opening Corral.", refresh=f"0; url={wanted}?again")
-    return see_other("/login" if wanted == "/" else f"/login?next={wanted}")
+        return trouble(
+            200, "One moment", "Opening Corral.", refresh=f"0; url={wanted}{'&' if '?' in wanted else '?'}again"
+        )
+    return see_other("/login" if wanted == "/" else f"/login?next={quote(wanted)}")
+
+
+def _address(request: AnyRequest) -> str:
+    """Path and query as they were asked for, safe in a header; a page that is none of ours is the start page."""
+    query = request.scope["query_string"].decode("latin-1")
+    path = quote(request.scope["path"], safe="/:@~!$&()*+,;=-._")
+    wanted = f"{path}?{query}" if query and query != "again" else path
+    return wanted if is_place(wanted) else "/"
 
 
 async def _context(

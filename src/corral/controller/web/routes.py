@@ -10,14 +10,14 @@ from litestar.exceptions import HTTPException
 
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import authenticate
-from corral.controller.web import fleet_pages, model_pages
+from corral.controller.web import fleet_pages, model_pages, overview_page
 from corral.controller.web.assets import cache_rule
+from corral.controller.web.navigation import is_place, places_for
 from corral.controller.web.page_context import DEPENDENCIES, ENDED, Page
 from corral.controller.web.pages import SAFE_HEADERS, load_pages, see_other, trouble
 from corral.controller.web.reference import read_reference, roles_needed
 from corral.controller.web.sign_in import (
     LARGEST_FORM,
-    PLACES,
     AnyRequest,
     SignIn,
     SignInRefused,
@@ -84,7 +84,8 @@ async def reference(request: AnyRequest, access: Access) -> Page:
         return see_other("/login?next=/docs")
     base = f"{'https' if is_secure(request) else 'http'}://{request.headers.get('host', 'localhost')}"
     sections, shapes = read_reference(request.app.openapi_schema.to_schema(), roles_needed(request.app.routes), base)
-    return load_pages().page("docs.html", here="/docs", who=who, facts=(), sections=sections, shapes=shapes, base=base)
+    head: dict[str, Any] = {"here": "/docs", "places": places_for(who.role), "who": who, "facts": ()}
+    return load_pages().page("docs.html", **head, sections=sections, shapes=shapes, base=base)
 
 
 @get("/static/{name:str}", cache_control=None)
@@ -116,7 +117,7 @@ def _login(request: AnyRequest, next: str, *, sentence: str = "", refused: SignI
 
 
 def _place(next: str) -> str:
-    return next if next in PLACES else "/"
+    return next if is_place(next) else "/"
 
 
 def _on_corral_error(_: AnyRequest, error: CorralError) -> Page:
@@ -136,6 +137,7 @@ _GIVEN = {**DEPENDENCIES, **model_pages.DEPENDENCIES}
 _pages = Router(
     path="/",
     route_handlers=[
+        *overview_page.PAGES,
         *fleet_pages.PAGES,
         *model_pages.PAGES,
         login_form,
@@ -149,7 +151,7 @@ _pages = Router(
 )
 _parts = Router(
     path="/",
-    route_handlers=[*fleet_pages.PARTS, *model_pages.PARTS, static_file],
+    route_handlers=[*overview_page.PARTS, *fleet_pages.PARTS, *model_pages.PARTS, static_file],
     dependencies=_GIVEN,
     include_in_schema=False,
 )

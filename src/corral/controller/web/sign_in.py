@@ -26,8 +26,6 @@ log = get_log(__name__)
 AnyRequest = Request[Any, Any, Any]
 FORM_COOKIE = "corral_form"
 LARGEST_FORM = 16 * 1024
-# Where a sign-in may lead; anything else would be a redirect for strangers to misuse.
-PLACES = ("/", "/fleet/models", "/fleet/backends", "/fleet/operations", "/fleet/requests", "/docs")
 
 
 @dataclass(frozen=True)

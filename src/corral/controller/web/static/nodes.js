@@ -1,12 +1,13 @@
 // The page of nodes: rows follow the stream, what needs a person is fetched as the server words it. The server has drawn
 // the page before this runs; the script only changes what changes.
 
-import { allow, call, openMenu, say, sure } from "./acts.js";
+import { allow, call, openMenu, sure } from "./acts.js";
+import { setUpAttention } from "./attention.js";
 import { $, make, partsOf, setText, setWords } from "./dom.js";
 import { on } from "./live.js";
 import { setUpJoining } from "./join.js";
 import { start } from "./page.js";
-import { onDrawn, refreshSoon } from "./parts.js";
+import { refreshSoon } from "./parts.js";
 import { ago, usedOf } from "./words.js";
 
 // ---- One row, as web/rows.py decides it; a test compares them.
@@ -193,32 +194,11 @@ for (const chip of chips) {
   });
 }
 
-// ---- What needs a person: only the one line is read aloud, and only when it changes.
-
-let line = $("#attention-line").textContent;
-
-onDrawn(() => {
-  const now = $("#attention-line").textContent;
-  if (now !== line) $("#spoken").textContent = now;
-  line = now;
-});
-
 // ---- What may be done
 
 const nodePath = (id, verb = "") => `/api/nodes/${encodeURIComponent(id)}${verb}`;
 
-async function approve(ids) {
-  const outcomes = await Promise.allSettled(ids.map((id) => call("POST", nodePath(id, "/approve"))));
-  refreshSoon();
-  const failed = outcomes.find((outcome) => outcome.status === "rejected");
-  if (failed) throw failed.reason;
-  say(ids.length === 1 ? `${outcomes[0].value.name} is approved.` : `${ids.length} nodes are approved.`);
-}
-
 allow({
-  approve: ({ id }) => approve([id]),
-  // Those listed under the button, never one that came since the person read the list.
-  "approve-all": () => approve([...document.querySelectorAll("#attention [data-act=approve]")].map((b) => b.dataset.id)),
   async drain({ id, name }) {
     const text = "The node finishes its requests and gets no new work until it is resumed.";
     if (await sure(`Drain ${name}?`, text, "Drain")) await call("POST", nodePath(id, "/drain"));
@@ -240,5 +220,6 @@ allow({
     openMenu(button, may, { id, name: $(".name", row).textContent });
   },
 });
+setUpAttention();
 setUpJoining();
 start();

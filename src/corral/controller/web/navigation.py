@@ -1,0 +1,51 @@
+"""The pages that the navigation leads to, in its order, and where a sign-in may lead. Pure.
+
+A page enters the navigation with its line here: only pages that exist are shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corral.controller.access.principal import Role
+
+_FLEET = frozenset((Role.ADMIN, Role.VIEWER))
+
+
+@dataclass(frozen=True)
+class Place:
+    path: str
+    words: str
+    icon: str  # a symbol of `templates/_icons.html`
+    roles: frozenset[Role] = _FLEET  # that see it
+
+
+OVERVIEW = "/"
+NODES = "/nodes"
+MODELS = "/fleet/models"
+BACKENDS = "/fleet/backends"
+OPERATIONS = "/fleet/operations"
+REQUESTS = "/fleet/requests"
+DOCS = "/docs"
+PLACES = (
+    Place(OVERVIEW, "Overview", "overview"),
+    Place(NODES, "Nodes", "nodes"),
+    Place(MODELS, "Models", "models"),
+    Place(BACKENDS, "Backends", "backends"),
+    Place(REQUESTS, "Requests", "requests"),
+    Place(OPERATIONS, "Operations", "operations"),
+    Place(DOCS, "API docs", "docs"),
+)
+_DETAILS = ("/nodes/", "/models/")  # pages about one thing, by its name
+
+
+def places_for(role: Role) -> tuple[Place, ...]:
+    return tuple(place for place in PLACES if role in place.roles)
+
+
+def is_place(wanted: str) -> bool:
+    """Whether a sign-in may lead there: to our own pages only, or a link could send people to another site."""
+    path = wanted.partition("?")[0]
+    if "\\" in wanted or not wanted.isascii() or not wanted.isprintable():
+        return False
+    return any(path == place.path for place in PLACES) or path.startswith(_DETAILS)

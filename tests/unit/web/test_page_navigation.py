@@ -1,0 +1,47 @@
+"""Which pages the navigation shows to whom, and where a sign-in may lead."""
+
+from __future__ import annotations
+
+import pytest
+
+from corral.controller.access.principal import Role
+from corral.controller.web.navigation import is_place, places_for
+from tests.unit.web.browsing import Browser
+
+
+@pytest.mark.parametrize("role", [Role.ADMIN, Role.VIEWER])
+async def test_every_entry_of_the_navigation_leads_to_a_page(browser: Browser, role: Role) -> None:
+    await browser.signed_in(role.value)
+    for place in places_for(role):
+        text = (await browser.get(place.path)).text
+        assert f'href="{place.path}" aria-current="page"' in text, place
+
+
+@pytest.mark.parametrize(
+    ("wanted", "allowed"),
+    [
+        ("/", True),
+        ("/nodes", True),
+        ("/nodes/barn", True),
+        ("/models/org/m%20x", True),
+        ("/fleet/requests?model=m&failed=true", True),
+        ("", False),
+        ("//evil.example", False),
+        ("/nodes//../..", True),  # ours, and a page that is not found
+        ("https://evil.example", False),
+        ("/\\evil", False),
+        ("/nodes/\\evil", False),
+        ("/nodes/a\r\nX: y", False),
+        ("/nodes/ä", False),
+        ("/api/me", False),
+    ],
+)
+def test_a_sign_in_leads_to_our_pages_only(wanted: str, allowed: bool) -> None:
+    assert is_place(wanted) is allowed
+
+
+async def test_an_address_with_a_query_is_kept_over_the_sign_in(browser: Browser) -> None:
+    answer = await browser.get("/fleet/requests?model=a%2Fb&failed=true")
+    assert answer.headers["location"] == "/login?next=/fleet/requests%3Fmodel%3Da%252Fb%26failed%3Dtrue"
+    away = await browser.get("/fleet/requests?model=m", Sec_Fetch_Site="cross-site")
+    assert away.headers["refresh"] == "0; url=/fleet/requests?model=m&again"
