@@ -64,7 +64,7 @@ REST_S = 240.0
 LOOK_S = 0.5
 SHOWN = 60
 LIMITS = PlanLimits(fallback_s=2.0)
-AT_ONCE = CleanupPolicy(unused_s=0.0, partial_s=3600.0, fresh_s=0.0, collect_grace_s=0.0)
+AT_ONCE = CleanupPolicy(unused_s=0.0, partial_s=3600.0, fresh_s=0.0)
 SIGNING_KEY = Signer.new_private_key()
 
 

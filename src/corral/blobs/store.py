@@ -317,11 +317,20 @@ class BlobStore:
         await run_uncancelled(self._sweep_chunk_lists)
 
     async def collect(
-        self, keep: Collection[str], *, older_than_s: float, partial_older_than_s: float, dry_run: bool = False
+        self,
+        keep: Collection[str],
+        *,
+        older_than_s: float,
+        partial_older_than_s: float,
+        released: Collection[str] = (),
+        dry_run: bool = False,
     ) -> list[RemovedBlob]:
         """Remove finished blobs that are neither held nor in `keep`, and abandoned partial files; return what went.
-        Those touched within the given times stay: a transaction may be about to refer to them."""
-        return await run_uncancelled(self._collect, frozenset(keep), older_than_s, partial_older_than_s, dry_run)
+        Those touched within the given times stay, because a transaction may be about to refer to them, unless they are
+        in `released`."""
+        return await run_uncancelled(
+            self._collect, frozenset(keep), frozenset(released), older_than_s, partial_older_than_s, dry_run
+        )
 
     def partial_bytes(self, digest: str) -> int:
         """How much of an unfinished download is on the disk. Blocking."""
@@ -431,12 +440,22 @@ class BlobStore:
         return len(self._remove_unused(paths, before, keep))
 
     def _collect(
-        self, keep: frozenset[str], older_than_s: float, partial_older_than_s: float, dry_run: bool
+        self,
+        keep: frozenset[str],
+        released: frozenset[str],
+        older_than_s: float,
+        partial_older_than_s: float,
+        dry_run: bool,
     ) -> list[RemovedBlob]:
         now = time.time()
-        finished = self._remove_unused(list(self._finished.iterdir()), now - older_than_s, keep, dry_run=dry_run)
-        partial = list(self._incoming.iterdir())
-        return [*finished, *self._remove_unused(partial, now - partial_older_than_s, keep, dry_run=dry_run)]
+        finished, partial = list(self._finished.iterdir()), list(self._incoming.iterdir())
+        at_once = [path for path in finished if PREFIX + path.name in released]
+        rest = [path for path in finished if PREFIX + path.name not in released]
+        return [
+            *self._remove_unused(at_once, now + 1.0, keep, dry_run=dry_run),
+            *self._remove_unused(rest, now - older_than_s, keep, dry_run=dry_run),
+            *self._remove_unused(partial, now - partial_older_than_s, keep, dry_run=dry_run),
+        ]
 
     def _remove_unused(
         self, paths: Sequence[Path], before: float, keep: frozenset[str], *, dry_run: bool = False

@@ -388,6 +388,22 @@ async def test_files_of_deleted_models_are_swept(site: Site) -> None:
     assert not path.exists()
 
 
+async def test_a_cleanup_after_a_deletion_frees_the_space_at_once(site: Site) -> None:
+    definition = await site.install(**listed(("w", site.server.put("/w", WEIGHTS, etag='"1"'))))
+    files = site.files()
+    await files.ensure(definition)
+    uploaded = await site.blobs.write("", lambda: iter([b"uploaded"]), ExpectedBlob(""), "a file without a model yet")
+    assert await files.collect(dry_run=False) == []
+    async with site.store.write() as tx:
+        await models.delete(tx, "m")
+    (dry,) = await files.collect(dry_run=True)
+    assert (dry.files, dry.size_bytes) == (1, len(WEIGHTS))
+    assert files.find(DIGEST) is not None
+    assert await files.collect(dry_run=False) == [dry]
+    assert files.find(DIGEST) is None
+    assert uploaded.path.exists()
+
+
 @asynccontextmanager
 async def door(site: Site, files: ModelFiles) -> AsyncIterator[str]:
     missing = MissingBlobs(files.refetch)

@@ -211,6 +211,8 @@ async def delete_models(
 ) -> int:
     """Delete models and their schedules. Replicas finish their running requests first.
 
+    Nodes remove the files a minute or two later, controllers after an hour. `corral models gc` frees the space at once.
+
     \b
     Examples:
       corral models delete smollm2-135m --yes

@@ -103,7 +103,8 @@ async def collect_files(
 ) -> int:
     """Remove files that no model needs, on controller and nodes.
 
-    Files of present models, files that a process reads and files of running transfers stay.
+    Files of present models, files that a process reads, files of running transfers and what a node used within the last
+    half minute stay.
 
     \b
     Examples:

@@ -1,7 +1,8 @@
 """Publishes to workers which models exist, so that they delete files of deleted models before these are long unused.
 
-Published when a model was deleted, and now and then anyway for workers that were offline. A lost message costs disk
-space for a while, no more.
+Published when a model was deleted; again after a while, because workers keep files that were used a moment ago or that
+an ending process still reads; and now and then anyway for workers that were offline. A lost message costs disk space
+for a while, no more.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class KeptModelsPublisher:
         self._repeat_every_s = repeat_every_s
         self._announced: frozenset[str] | None = None
         self._announced_at = 0.0
+        self._pause_s = every_s  # until the list is published again; doubles up to `repeat_every_s`
 
     async def run(self) -> None:
         await run_every(self.name, self._every_s, self.run_once, clock=self._clock)
@@ -57,11 +59,12 @@ class KeptModelsPublisher:
             # A LocalAI worker does not know this message.
             node_ids = [node.id for node in await nodes.list_(tx) if node.approved and node.protocol > 0]
         now = self._clock.monotonic()
-        gone = self._announced is None or self._announced - present
-        if gone or now - self._announced_at >= self._repeat_every_s:
+        is_shorter = self._announced is None or bool(self._announced - present)
+        if is_shorter or now - self._announced_at >= self._pause_s:
             if not await self._publish(present, node_ids):
                 return
             self._announced_at = now
+            self._pause_s = self._every_s if is_shorter else min(2 * self._pause_s, self._repeat_every_s)
         self._announced = present
 
     async def _publish(self, present: frozenset[str], node_ids: list[str]) -> bool:

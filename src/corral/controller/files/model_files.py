@@ -74,7 +74,7 @@ class FileRetention:
     folder: Path | None = None  # where files without a source may lie: the controller's own models folder
     unused_s: float = 3600.0  # blobs of no model are removed when they are that old
     sweep_every_s: float = 600.0
-    collect_grace_s: float = 600.0  # the model of an uploaded or fetched file is stored by then
+    collect_grace_s: float = 600.0  # an uploaded file that no model had so far stays for so long
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ class ModelFiles:
         self._snapshots = Snapshots(blobs, resolver.hubs)
         self._archives = Archives(blobs, self._disk)
         self._status: dict[str, ModelFilesStatus] = {}
+        self._had_model: set[str] = set()  # digests that were found to be a model's since the start
 
     async def ensure(
         self, definition: Definition, on_progress: OnProgress = ignore_progress
@@ -242,10 +243,11 @@ class ModelFiles:
             log.info("files of no model were removed", count=removed)
 
     async def collect(self, *, dry_run: bool) -> list[RemovedFiles]:
-        """Remove the blobs of no model at once, except those that were fetched a moment ago; return what went."""
+        """Remove the blobs of no model at once, except those whose model may not be stored yet; return what went."""
         keep = await self._referenced()
         removed = await self._blobs.collect(
             keep,
+            released=self._had_model - keep,
             older_than_s=self._retention.collect_grace_s,
             partial_older_than_s=self._retention.unused_s,
             dry_run=dry_run,
@@ -262,7 +264,9 @@ class ModelFiles:
             stored = await model_files.list_digests(tx)
             defined = [definition_of(model) for model in await models.list_(tx)]
         declared = (digest_of_file(file) for definition in defined if definition for file in definition.files)
-        return {digest for digest in (*stored, *declared) if digest}
+        found = {digest for digest in (*stored, *declared) if digest}
+        self._had_model |= found
+        return found
 
     async def _ensure(self, definition: Definition, on_progress: OnProgress) -> tuple[ReplicaFile, ...]:
         await self._remember_bundled(definition)
@@ -372,6 +376,7 @@ class ModelFiles:
             if files is None:
                 return None
             items |= {file.path: self._item(file, rows.get(file.path)) for file in files}
+        self._had_model.update(item.known.digest for item in items.values() if item.known.digest)
         return list(items.values())
 
     async def _list_repositories(self, definition: Definition, on_progress: OnProgress) -> dict[str, StoredFile]:

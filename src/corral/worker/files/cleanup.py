@@ -19,7 +19,6 @@ from corral.worker.files.file_sets import FileSet, FileSets, inode_of
 from corral.worker.files.garbage import StoredSet, describe, over_limit, stored_bytes, unneeded
 
 BLOBS = ".blobs"
-COLLECT_GRACE_S = 30.0  # the list of models is that old at most when a worker receives it
 PARTIAL_GRACE_S = 3600.0  # a transfer that failed may be resumed
 
 
@@ -28,9 +27,10 @@ class CleanupPolicy:
     unused_s: float = 7 * 86400.0  # a set from which no process was started for so long is removed
     sweep_every_s: float = 3600.0
     partial_s: float = 86400.0  # a partial download that was not written for so long is removed
-    fresh_s: float = 600.0  # a set used within this time is kept even if the list of models does not name its model
+    # A set used within this time stays even if the list of models does not name its model: a list is that old at most
+    # when a worker receives it.
+    fresh_s: float = 30.0
     limit_bytes: int = 0  # of all fetched model files; 0: as much as the disk holds
-    collect_grace_s: float = COLLECT_GRACE_S
 
 
 class FileCleanup:
@@ -86,7 +86,7 @@ class FileCleanup:
         if not self._has_store:
             return ()
         stored = await run_uncancelled(self._sets.list_stored, self._busy())
-        chosen = unneeded(stored, keep, used_before=time.time() - self.policy.collect_grace_s)
+        chosen = unneeded(stored, keep, used_before=time.time() - self.policy.fresh_s)
         if not dry_run:
             chosen = [each for each in chosen if await run_uncancelled(self._remove_stored, each)]
         rest = [each for each in stored if each not in chosen]
