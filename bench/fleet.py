@@ -16,6 +16,7 @@ import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from corral.bus.api import FixedCredentials
@@ -174,6 +175,7 @@ def bench_operations(root: Path, count: int, rounds: int) -> None:
         body = {"uri": str(root / "own"), "name": "own"}
         asked = http("POST", member.url + "/api/operations", key=cluster.key, body=body)  # these nodes never answer
         assert asked.status == 202, asked.body
+        opened = msgspec.json.decode(asked.body)["jobID"]
         for total in (10, 200):
             asyncio.run(_add_operations(cluster.store_url, ids, total))
             for path in (
@@ -184,6 +186,9 @@ def bench_operations(root: Path, count: int, rounds: int) -> None:
                 "/api/operations?all=true&limit=10&rows=false",
                 "/api/operations/history",
                 "/api/backends/matrix",
+                "/page/work",
+                "/page/operations",
+                f"/page/operations?open={opened}",
             ):
                 time_gets(cluster, path, rounds, f"{count} nodes, {total} operations")
     finally:

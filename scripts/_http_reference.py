@@ -33,7 +33,7 @@ each node. Where a call answers only when all is done, it answers 202 with the i
 
 `/api/events` is a stream of server-sent events: `node` and `operation` with the whole view, `node-removed` and
 `operation-removed` with the id, `changed` with a kind; first the present state, then `ready`. A follower is told of
-operations at most four times a second.
+operations at most four times a second; with `?rows=false` without their nodes.
 
 This page is written by `scripts/_http_reference.py`.
 """

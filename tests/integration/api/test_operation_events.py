@@ -80,6 +80,17 @@ async def test_the_stream_of_everything_has_operations_before_ready_and_as_they_
         barn.script.hold.set()
 
 
+async def test_the_stream_of_everything_leaves_out_the_nodes_of_operations_on_request(api: Api) -> None:
+    barn = await api.fleet.corral("barn")
+    barn.script.hold = asyncio.Event()
+    job = await api.install()
+    await api.fleet.until_row(job, "barn", "downloading")
+    async with api.events("/api/events?rows=false") as stream, asyncio.timeout(20):
+        told = await next_of(stream, "operation")
+    assert (told["jobID"], told["counts"], told.get("nodes", [])) == (job, {"downloading": 1}, [])
+    barn.script.hold.set()
+
+
 async def test_a_watcher_gets_at_most_four_updates_a_second_and_always_the_last(api: Api) -> None:
     barn = await api.fleet.corral("barn")
     barn.script.hold = asyncio.Event()

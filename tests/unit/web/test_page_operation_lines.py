@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from corral.contract.admin import OperationHistory, OperationRecord
-from corral.controller.web.operations import counts_of, line_of, lines_of, node_line, past_of, work_of
+from corral.controller.web.operations import (
+    Opened,
+    counts_of,
+    line_of,
+    lines_of,
+    node_line,
+    parse_opened,
+    past_of,
+    work_of,
+)
 from tests.support.operation_views import on, operation
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -99,10 +108,51 @@ def test_why_it_fails_and_when_it_is_tried_again() -> None:
     assert (line.note, line.retry) == ("503", "in 30 s")
 
 
-def test_one_node_is_shown_at_once_and_many_have_a_handle() -> None:
-    assert line_of(operation(on("a")), NOON).single
-    many = line_of(operation(*(on(f"n{number}") for number in range(250))), NOON)
-    assert (many.handle, many.single, len(many.nodes), many.more) == ("250 nodes", False, 200, 50)
+def test_one_node_is_shown_at_once_and_many_when_a_person_opens_them() -> None:
+    alone = line_of(operation(on("a")), NOON)
+    assert alone.single
+    assert alone.shown is not None
+    assert [line.name for line in alone.shown.lines] == ["a"]
+    view = operation(*(on(f"n{number:03}") for number in range(250)), counts={"downloading": 250})
+    closed = line_of(view, NOON)
+    assert (closed.handle, closed.single, closed.shown) == ("250 nodes", False, None)
+    shown = line_of(view, NOON, Opened(view.job_id, at=100)).shown
+    assert shown is not None
+    assert (shown.lines[0].name, len(shown.lines), shown.range) == ("n100", 100, "Nodes 101–200 of 250")
+    assert (shown.previous, shown.next) == (Opened(view.job_id), Opened(view.job_id, at=200))
+
+
+def test_many_nodes_are_filtered_by_status() -> None:
+    rows = [on(f"n{number}", "error" if number % 10 == 0 else "success") for number in range(30)]
+    view = operation(*rows, counts={"success": 27, "error": 3})
+    shown = line_of(view, NOON, Opened(view.job_id, "error")).shown
+    assert shown is not None
+    assert [line.name for line in shown.lines] == ["n0", "n10", "n20"]
+    assert [(chip.words, chip.count, chip.chosen) for chip in shown.chips] == [
+        ("all", 30, False),
+        ("done", 27, False),
+        ("failing", 3, True),
+    ]
+    (failing,) = [chip for chip in shown.chips if chip.chosen]
+    assert parse_opened([failing.query]) == {view.job_id: Opened(view.job_id, "error")}
+    few = line_of(operation(on("a"), on("b")), NOON, Opened(view.job_id)).shown
+    assert few is not None
+    assert not few.chips, "seen at a glance"
+
+
+@pytest.mark.parametrize(
+    ("token", "opened"),
+    [
+        ("op-1", Opened("op-1")),
+        ("op-1~error", Opened("op-1", "error")),
+        ("op-1~~200", Opened("op-1", "", 200)),
+        ("op-1~nonsense~-3", Opened("op-1")),
+        ("~~~~", Opened("")),
+    ],
+)
+def test_what_is_open_stands_in_the_address(token: str, opened: Opened) -> None:
+    assert parse_opened([token]) == {opened.id: opened}
+    assert parse_opened([str(opened)]) == {opened.id: opened}
 
 
 def test_counts_come_in_one_order() -> None:
@@ -111,7 +161,7 @@ def test_counts_come_in_one_order() -> None:
 
 def test_the_newest_is_first_and_the_strip_shows_three() -> None:
     views = [operation(job_id=f"op-{number}", created_at=f"2026-11-15T11:0{number}:00Z") for number in range(5)]
-    assert [line.id for line in lines_of(views, NOON)] == ["op-4", "op-3", "op-2", "op-1", "op-0"]
+    assert [line.id for line in lines_of(views, NOON, {})] == ["op-4", "op-3", "op-2", "op-1", "op-0"]
     work, more = work_of([*views, operation(job_id="ended", finished_at="now", created_at="2027-01-01T00:00:00Z")])
     assert ([one.id for one in work], more) == (["op-4", "op-3", "op-2"], 2)
     assert [one.words for one in work_of([operation(progress=41), operation(state="failing")])[0]] == [
@@ -128,3 +178,4 @@ def test_what_has_ended_tells_how_and_how_long() -> None:
     (past,) = past_of(OperationHistory((record,)), NOON)
     assert (past.what, past.words, past.ended, past.took) == ("roll back demo", "cancelled", "6 min ago", "3 min")
     assert past.may_repeat
+    assert not past_of(OperationHistory((record,)), NOON, {"op-1"}), "it still has a line of its own"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 from litestar import Request, get
+from litestar.params import Parameter
 from litestar.response import Stream
+from msgspec.structs import replace
 
 from corral.contract.admin import OperationView
 from corral.contract.codec import encode
@@ -39,8 +42,13 @@ def frame(name: str, data: bytes) -> bytes:
     "`ready`",
     media_type="text/event-stream",
 )
-async def events(request: Request[Any, Any, Any], feed: ChangeFeed, access: Access) -> Stream:
-    return stream_of(feed, access, principal_of(request), frames)
+async def events(
+    request: Request[Any, Any, Any],
+    feed: ChangeFeed,
+    access: Access,
+    rows: Annotated[bool, Parameter(description="false: operations without their nodes")] = True,
+) -> Stream:
+    return stream_of(feed, access, principal_of(request), partial(frames, rows=rows))
 
 
 def stream_of(feed: ChangeFeed, access: Access, principal: Principal, made: Frames) -> Stream:
@@ -60,11 +68,13 @@ def stream_of(feed: ChangeFeed, access: Access, principal: Principal, made: Fram
     )
 
 
-async def frames(feed: ChangeFeed, is_welcome: Welcome, *, ping_s: float = _PING_S) -> AsyncIterator[bytes]:
+async def frames(
+    feed: ChangeFeed, is_welcome: Welcome, *, rows: bool = True, ping_s: float = _PING_S
+) -> AsyncIterator[bytes]:
     """Runs until the controller stops, or the key or session of the client has ended."""
     yield b"retry: 2000\n\n"
     async for change in _changes(feed, is_welcome, ping_s):
-        yield _as_frame(change) if change is not None else _PING
+        yield _as_frame(change, rows) if change is not None else _PING
 
 
 def operation_frames(operations: Operations, operation_id: str) -> Frames:
@@ -153,5 +163,8 @@ class StreamPace:
         return held
 
 
-def _as_frame(change: Change) -> bytes:
-    return frame(change.kind, encode(change.data))
+def _as_frame(change: Change, rows: bool) -> bytes:
+    data = change.data
+    if not rows and isinstance(data, OperationView):
+        data = replace(data, nodes=())
+    return frame(change.kind, encode(data))

@@ -72,17 +72,19 @@ class Operations:
         after: str = "",
         rows: bool = True,
         loads: bool = False,
+        ended_since: datetime | None = None,
     ) -> list[OperationView]:
-        """The operations that have not ended and were not dismissed, in LocalAI's order. With `everything` all of them,
-        the newest first, from the one that follows `after`. Without `rows` only the summary of each, which is quick for
-        those that have ended. With `loads` also the loads whose files are on their way to a node, as LocalAI lists
-        them, unless an operation moves the files of the model."""
+        """The operations that were not dismissed and have not ended, or ended after `ended_since`, in LocalAI's order.
+        With `everything` all of them, the newest first, from the one that follows `after`. Without `rows` only the
+        summary of each, which is quick for those that have ended. With `loads` also the loads whose files are on their
+        way to a node, as LocalAI lists them, unless an operation moves the files of the model."""
         async with self._store.read() as tx:
             if everything:
                 last = await operations.get(tx, after) if after else None
                 chosen = await operations.list_(tx, limit=limit, after=last)
             else:
-                chosen = await operations.list_shown(tx, finished_since=await tx.now() + timedelta(days=1), limit=limit)
+                since = ended_since or await tx.now() + timedelta(days=1)
+                chosen = await operations.list_shown(tx, finished_since=since, limit=limit)
             # The only row of an operation about one node contains the name of that node.
             whole = [row for row in chosen if rows or row.finished_at is None or row.scope_kind == ScopeKind.NODE]
             found = {operation.id: own for operation, own in await self._progress.read_rows(tx, whole)}

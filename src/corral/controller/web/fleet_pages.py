@@ -3,7 +3,13 @@ what the admin API reads, and fill a page."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated
+from urllib.parse import urlencode
+
 from litestar import get
+from litestar.di import Provide
+from litestar.params import Parameter
 
 from corral.contract.admin import NodeView
 from corral.controller.api.auth import viewers
@@ -16,7 +22,7 @@ from corral.controller.web.attention import attention_of
 from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.matrix import matrix_of
 from corral.controller.web.navigation import BACKENDS, NODES, OPERATIONS
-from corral.controller.web.operations import blank_line, blank_node_line, lines_of, past_of
+from corral.controller.web.operations import lines_of, parse_opened, past_of
 from corral.controller.web.page_context import Page, PageContext, Shown
 from corral.controller.web.rows import STATUSES, blank_row, rows_of
 from corral.controller.web.words import ago, parse_moment
@@ -44,14 +50,28 @@ async def backends(
     )
 
 
-@get(OPERATIONS)
-async def operations_page(context: PageContext, operations: Operations) -> Page:
-    async def fill() -> Shown:
-        lines = lines_of(await operations.list_views(), context.now())
-        blanks = {"blank": blank_line(), "blank_node": blank_node_line()}
-        return {"lines": lines, **blanks, **await _history(operations, context)}
+class OperationList:
+    """What the page of operations shows: those that have not ended, those that ended since the page was opened, and
+    the nodes of those that a person opened in it."""
 
-    return await context.page("operations.html", OPERATIONS, "/page/operations", fill)
+    def __init__(self, operations: Operations, context: PageContext, opened: Sequence[str], since: str) -> None:
+        self._operations = operations
+        self._context = context
+        self._opened = parse_opened(opened)
+        self.since = parse_moment(since) or context.now()
+
+    def query(self) -> str:
+        return "?" + urlencode([("since", self.since.isoformat()), *(("open", str(o)) for o in self._opened.values())])
+
+    async def fill(self) -> Shown:
+        views = await self._operations.list_views(ended_since=self.since)
+        past = past_of(await self._operations.history(), self._context.now(), {view.job_id for view in views})
+        return {"lines": lines_of(views, self._context.now(), self._opened), "past": past}
+
+
+@get(OPERATIONS)
+async def operations_page(context: PageContext, listed: OperationList) -> Page:
+    return await context.page("operations.html", OPERATIONS, f"/page/operations{listed.query()}", listed.fill)
 
 
 @get("/page/nodes", guards=[viewers])
@@ -73,8 +93,14 @@ async def backends_part(
 
 
 @get("/page/operations", guards=[viewers])
-async def operations_part(context: PageContext, operations: Operations) -> Page:
-    return await context.part("operations_part.html", lambda: _history(operations, context))
+async def operations_part(context: PageContext, listed: OperationList) -> Page:
+    return await context.part("operations_part.html", listed.fill)
+
+
+@get("/page/work", guards=[viewers])
+async def work_part(context: PageContext) -> Page:
+    """The strip of what goes on, which every page has."""
+    return await context.strip()
 
 
 async def _matrix(
@@ -83,10 +109,6 @@ async def _matrix(
     shown = matrix_of(await installed.matrix(), filters)
     checked = ago(parse_moment(shown.checked_at), context.now())
     return {"matrix": shown, "checked": checked, "notices": gallery_status.notices(BACKEND_GALLERIES)}
-
-
-async def _history(operations: Operations, context: PageContext) -> Shown:
-    return {"past": past_of(await operations.history(), context.now())}
 
 
 def _table(views: list[NodeView], after: str, context: PageContext) -> Shown:
@@ -102,4 +124,16 @@ def _table(views: list[NodeView], after: str, context: PageContext) -> Shown:
 
 
 PAGES = (nodes, backends, operations_page)
-PARTS = (nodes_part, backends_part, operations_part)
+
+
+async def _operation_list(
+    operations: Operations,
+    context: PageContext,
+    open: Annotated[list[str] | None, Parameter(max_items=200)] = None,
+    since: Annotated[str, Parameter(max_length=40)] = "",
+) -> OperationList:
+    return OperationList(operations, context, open or (), since)
+
+
+DEPENDENCIES = {"listed": Provide(_operation_list)}
+PARTS = (nodes_part, backends_part, operations_part, work_part)

@@ -1,16 +1,18 @@
-"""Operations as the page shows them: a line each, and under it one per node. Pure; `_operation.html` writes what is
-decided here, `static/operations.js` draws the same."""
+"""Operations as the page shows them: a line each, and under it one per node where a person opened it. Pure;
+`_operation.html` writes what is decided here, and the script fetches the page's part again when something changed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from corral.contract.admin import OperationHistory, OperationNodeView, OperationRecord, OperationView
+from corral.controller.web.list_filter import Chip, ListFilter, window
 from corral.controller.web.words import ago, counted, parse_moment, size, took, until, used_of
 
-NODES_SHOWN = 200  # drawn by the server; the script draws all
+NODES_SHOWN = 100  # of one operation at a time
+_FILTERED_FROM = 20  # nodes; fewer are seen at a glance
 _WORK_SHOWN = 3
 _SOURCES_SHOWN = 3
 _WRONG_DATA = "wrong data from "
@@ -29,6 +31,19 @@ _STATUSES = {
     "cancelled": "cancelled",
 }
 _ENDED = ("success", "skipped", "superseded", "withdrawn", "cancelled")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Which nodes of an operation a person looks at: those with this status, from this one on. In an address it is
+    `op-12`, or `op-12~error~200`."""
+
+    id: str
+    only: str = ""
+    at: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.id}~{self.only}~{self.at}" if self.only or self.at else self.id
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,17 @@ class NodeLine:
 
 
 @dataclass(frozen=True)
+class ShownNodes:
+    """`range`, `previous` and `next` are for many nodes: which of them are shown, and what opens the others."""
+
+    lines: tuple[NodeLine, ...]
+    chips: tuple[Chip, ...]
+    range: str
+    previous: Opened | None
+    next: Opened | None
+
+
+@dataclass(frozen=True)
 class OperationLine:
     id: str
     what: str
@@ -67,9 +93,9 @@ class OperationLine:
     by: str
     handle: str
     counts: str
-    single: bool
-    nodes: tuple[NodeLine, ...]
-    more: int
+    single: bool  # its only node is always shown
+    opened: Opened | None
+    shown: ShownNodes | None
     may_retry: bool
     may_cancel: bool
     may_dismiss: bool
@@ -99,15 +125,26 @@ class Work:
     words: str
 
 
-def line_of(view: OperationView, now: datetime) -> OperationLine:
-    state = _state(view)
+def parse_opened(tokens: Sequence[str]) -> dict[str, Opened]:
+    """By operation. What nobody wrote as a token opens nothing that exists."""
+    found = {}
+    for token in tokens:
+        id, only, at = (*token.split("~"), "", "")[:3]
+        found[id] = Opened(id, only if only in _STATUSES else "", int(at) if at.isascii() and at.isdigit() else 0)
+    return found
+
+
+def line_of(view: OperationView, now: datetime, opened: Opened | None = None) -> OperationLine:
     moving = not view.finished_at
     total = sum(view.counts.values()) or len(view.nodes)
+    single = total == 1
+    if single:
+        opened = Opened(view.job_id)
     return OperationLine(
         id=view.job_id,
         what=_what(view.kind, view.backend),
         where=_where(view),
-        state=state,
+        state=_state(view),
         words=_words(view),
         percent=view.progress,
         moving=moving,
@@ -118,30 +155,41 @@ def line_of(view: OperationView, now: datetime) -> OperationLine:
         by=view.created_by,
         handle="the controller" if view.scope == "controller" else counted(total, "node", "nodes"),
         counts=counts_of(view.counts),
-        single=total == 1,
-        nodes=tuple(node_line(node, view.kind, now) for node in view.nodes[:NODES_SHOWN]),
-        more=max(0, len(view.nodes) - NODES_SHOWN),
+        single=single,
+        opened=opened,
+        shown=shown_nodes(view, opened, now) if opened else None,
         may_retry=view.counts.get("error", 0) > 0 or view.outcome == "cancelled",
         may_cancel=moving,
         may_dismiss=view.settled or not moving,
     )
 
 
-def lines_of(views: Sequence[OperationView], now: datetime) -> list[OperationLine]:
+def lines_of(views: Sequence[OperationView], now: datetime, opened: Mapping[str, Opened]) -> list[OperationLine]:
     """The newest first."""
     newest = sorted(views, key=lambda view: (view.created_at, view.job_id), reverse=True)
-    return [line_of(view, now) for view in newest]
+    return [line_of(view, now, opened.get(view.job_id)) for view in newest]
 
 
-def blank_line() -> OperationLine:
-    """What the script copies for an operation that was not there when the page was made."""
-    return OperationLine(
-        "", "", "", "", "", 0, True, "", "", "", "never", "", "", "", False, (), 0, False, False, False
+def shown_nodes(view: OperationView, opened: Opened, now: datetime) -> ShownNodes:
+    fitting = [node for node in view.nodes if opened.only in ("", node.status)]
+    part = window(ListFilter(opened.only, "", opened.at), len(fitting), len(view.nodes), NODES_SHOWN, ("node", "nodes"))
+    at = part.filters.at
+    return ShownNodes(
+        lines=tuple(node_line(node, view.kind, now) for node in fitting[at : at + NODES_SHOWN]),
+        chips=_chips(view, opened.only) if len(view.nodes) > _FILTERED_FROM else (),
+        range=part.range,
+        previous=replace(opened, at=at - NODES_SHOWN) if part.previous is not None else None,
+        next=replace(opened, at=at + NODES_SHOWN) if part.next is not None else None,
     )
 
 
-def blank_node_line() -> NodeLine:
-    return NodeLine("", "", "", "", "", "", 0, True, "", "", "", "now", False, False)
+def _chips(view: OperationView, chosen: str) -> tuple[Chip, ...]:
+    counts = {"": len(view.nodes)} | {status: view.counts.get(status, 0) for status in _STATUSES}
+    return tuple(
+        Chip(only, _STATUSES.get(only, "all"), count, str(Opened(view.job_id, only)), only == chosen)
+        for only, count in counts.items()
+        if count or only == chosen
+    )
 
 
 def node_line(node: OperationNodeView, kind: str, now: datetime) -> NodeLine:
@@ -197,11 +245,12 @@ def work_of(views: Sequence[OperationView]) -> tuple[tuple[Work, ...], int]:
 def running_of(views: Sequence[OperationView], now: datetime, most: int) -> tuple[list[OperationLine], int]:
     """The newest that have not ended, and how many more there are."""
     running = [view for view in views if not view.finished_at]
-    return lines_of(running, now)[:most], max(0, len(running) - most)
+    return lines_of(running, now, {})[:most], max(0, len(running) - most)
 
 
-def past_of(history: OperationHistory, now: datetime) -> list[Past]:
-    return [_past(record, now) for record in history.operations]
+def past_of(history: OperationHistory, now: datetime, shown: Collection[str] = ()) -> list[Past]:
+    """Without those that still have a line of their own."""
+    return [_past(record, now) for record in history.operations if record.job_id not in shown]
 
 
 def _past(record: OperationRecord, now: datetime) -> Past:

@@ -52,14 +52,20 @@ class PageContext:
             return send_away(self._request)
         shown = await fill()
         head = self._head(who, shown.pop("cluster", None) or await self._overview.read())
-        work, more = work_of(await self._operations.list_views(rows=False))
-        return load_pages().page(template, here=here, part=part, work=work, work_more=more, **head, **shown)
+        return load_pages().page(template, here=here, part=part, **await self._work(), **head, **shown)
+
+    async def strip(self) -> Page:
+        return load_pages().page("_work.html", **await self._work())
 
     async def part(self, template: str, fill: Fill) -> Page:
         """For the script; a guard has asked who it is."""
         shown = await fill()
         head = self._head(principal_of(self._request), shown.pop("cluster", None) or await self._overview.read())
         return load_pages().page(template, **head, **shown)
+
+    async def _work(self) -> Shown:
+        work, more = work_of(await self._operations.list_views(rows=False))
+        return {"work": work, "work_more": more}
 
     def _head(self, who: Principal, cluster: Cluster) -> Shown:
         admin = who.role is Role.ADMIN

@@ -26,7 +26,7 @@ export function connect() {
   clearTimeout(retry);
   stream?.close();
   [nodes, operations] = [new Set(), new Set()];
-  stream = new EventSource("/api/events");
+  stream = new EventSource("/api/events?rows=false");
   const heard = (kind, note) => stream.addEventListener(kind, ({ data }) => {
     const told = JSON.parse(data);
     note?.(told);

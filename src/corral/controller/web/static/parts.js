@@ -6,44 +6,54 @@ import { setClock, tick } from "./words.js";
 
 const REST_MS = 1_000;
 const after = [];
-let where = document.body.dataset.part;
-let waiting = 0;
-let restUntil = 0;
-let turns = 0; // an answer that was overtaken by a later one is old news
 
-/** Called after the parts were drawn anew. */
-export const onDrawn = (tell) => after.push(tell);
+/** A part at one address. The main one of a page is what its own script shows; others are small, as the strip is. */
+export class Part {
+  #waiting = 0;
+  #restUntil = 0;
+  #turns = 0; // an answer that was overtaken by a later one is old news
 
-/** At most once a second, and never more than a fifth of the server's time: a large fleet's parts take a while. */
-export function refreshSoon() {
-  waiting ||= setTimeout(refresh, Math.max(200, restUntil - performance.now()));
+  constructor(address) {
+    this.address = address;
+  }
+
+  /** At most once a second, and never more than a fifth of the server's time: a large fleet's parts take a while. */
+  refreshSoon() {
+    this.#waiting ||= setTimeout(() => this.refresh(), Math.max(200, this.#restUntil - performance.now()));
+  }
+
+  async refresh() {
+    clearTimeout(this.#waiting);
+    this.#waiting = 0;
+    const began = performance.now();
+    this.#restUntil = began + REST_MS;
+    // Not under somebody's pressed mouse button: the click would hit nothing.
+    if ($("button:active, a:active")) return this.refreshSoon();
+    const turn = ++this.#turns;
+    try {
+      const answer = await fetch(this.address, { signal: AbortSignal.timeout(10_000) });
+      if (answer.status === 401) return signIn();
+      if (!answer.ok) return lost();
+      const next = new DOMParser().parseFromString(await answer.text(), "text/html");
+      this.#restUntil = performance.now() + Math.max(REST_MS, 4 * (performance.now() - began));
+      if (turn === this.#turns) draw(next);
+    } catch {
+      lost();
+    }
+  }
 }
+
+const main = new Part(document.body.dataset.part);
+
+/** Called after parts were drawn anew. */
+export const onDrawn = (tell) => after.push(tell);
+export const refresh = () => main.refresh();
+export const refreshSoon = () => main.refreshSoon();
 
 /** From now on, and at once, the parts at this address. */
 export async function lookAt(address) {
-  where = address;
-  await refresh();
-}
-
-export async function refresh() {
-  clearTimeout(waiting);
-  waiting = 0;
-  const began = performance.now();
-  restUntil = began + REST_MS;
-  // Not under somebody's pressed mouse button: the click would hit nothing.
-  if ($("button:active, a:active")) return refreshSoon();
-  const turn = ++turns;
-  try {
-    const answer = await fetch(where, { signal: AbortSignal.timeout(10_000) });
-    if (answer.status === 401) return signIn();
-    if (!answer.ok) return lost();
-    const next = new DOMParser().parseFromString(await answer.text(), "text/html");
-    restUntil = performance.now() + Math.max(REST_MS, 4 * (performance.now() - began));
-    if (turn !== turns) return;
-    draw(next);
-  } catch {
-    lost();
-  }
+  main.address = address;
+  await main.refresh();
 }
 
 function draw(next) {
