@@ -115,10 +115,10 @@ async def test_a_stream_that_lost_something_is_started_over(person: Watched, cor
     page = await person.tab()
     node = encode(await corral.nodes.view("barn")).decode()
     told = f'event: node\ndata: {node}\n\nevent: ready\ndata: {{"nodes": 2}}\n\n'
-    await page.route("**/api/events", lambda route: route.fulfill(content_type="text/event-stream", body=told))
+    await page.route("**/api/events*", lambda route: route.fulfill(content_type="text/event-stream", body=told))
     await sign_in(page, url, await corral.key(), "/nodes")
     await expect(page.get_by_text("Connection lost")).to_be_visible()
-    await page.unroute("**/api/events")
+    await page.unroute("**/api/events*")
     await expect(page.get_by_text("Connection lost")).to_be_hidden()
     await expect(page.locator("tbody .name")).to_have_text(["barn"])
 
