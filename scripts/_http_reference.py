@@ -68,6 +68,7 @@ SERVICES = (
     "preparing",
     "readiness",
     "receipts",
+    "samples",
     "schedules",
     "loads",
     "replica_rows",

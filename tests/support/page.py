@@ -47,6 +47,7 @@ from corral.controller.replicas.loads import LoadService
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
+from corral.controller.samples.service import SampleService
 from corral.controller.settings import ListenSettings
 from corral.controller.web.routes import dependencies
 from corral.controller.wiring.app import build_app
@@ -188,6 +189,7 @@ def _page_app(
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.resolver}
     models = models_of(store, feed)
     services |= {"models": models, "schedules": Schedules(store, feed), "receipts": ReceiptService(store, clock)}
+    services |= {"samples": SampleService(store, clock)}
     services |= {
         "loads": LoadService(store, models, feed, clock),
         "replica_rows": ReplicaListing(store, ActivityTracker(bus, clock)),

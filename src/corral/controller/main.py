@@ -23,6 +23,7 @@ from corral.controller.replicas.reconcile import LEASE as REPLICAS
 from corral.controller.runtime.housekeeping import Housekeeping
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
+from corral.controller.samples.recorder import SampleRecorder
 from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.access import open_trust
 from corral.controller.wiring.app import build_app
@@ -106,6 +107,13 @@ async def serve(
             store, runtime.instance, clock, interval_s=settings.runtime.lease_ttl_s / 3, blob_url=files.url
         )
         lookups = SizeLookups(files.resolver.find, clock)
+        samples = SampleRecorder(
+            store,
+            leadership,
+            clock,
+            in_flight_of=lambda node, process: replicas.activity.find(node, process).in_flight,
+            waiting=demand.waiting,
+        )
         services = api_services(
             settings,
             runtime,
@@ -121,6 +129,7 @@ async def serve(
             lookups,
             demand,
             replica_metrics,
+            samples,
             make_bundle_service(settings, store, catalogue, files, fetches, bundles),
         )
         app = build_app(services, access_service=trust.access, ca_pem=trust.ca_pem)
@@ -134,6 +143,7 @@ async def serve(
             *models.parts,
             *replicas.parts,
             demand,
+            samples,
             lookups,
             *(localai.parts if localai is not None else ()),
             fetches,

@@ -41,12 +41,14 @@ from corral.store.tables import (
     receipts,
     replicas,
     revisions,
+    samples,
     settings_kv,
     web_sessions,
 )
 from corral.store.tables.api_keys import ApiKey
 from corral.store.tables.join_tokens import JoinToken
 from corral.store.tables.process_peaks import Peak
+from corral.store.tables.samples import Sample, SampleBody
 from corral.store.tables.web_sessions import WebSession
 from tests.integration.store.rows import (
     NOON,
@@ -114,6 +116,9 @@ async def fill(store: Store) -> None:
             await model_files.put(tx, a_file(f"model-{number}"))
             await process_peaks.put(
                 tx, [Peak(model=f"model-{number}", revision="r1", process_id="p", seen_at=NOON, ram_bytes=2**40)]
+            )
+            await samples.put(
+                tx, [Sample("fleet", "", 60, at=NOON, source=f"c{number}", body=SampleBody(until_s=7.5, requests=3))]
             )
             await model_schedules.put(tx, a_schedule(f"model-{number}", min_prefix_match=0.1))
             await operation_nodes.put(tx, [an_op_row(operation_id=f"op{number}", node_id=node.id, percentage=0.1)])

@@ -40,6 +40,7 @@ from corral.store.tables import (
     operations,
     peer_processes,
     process_peaks,
+    samples,
     web_sessions,
 )
 from corral.store.tables.heartbeats import Heartbeat
@@ -71,6 +72,7 @@ MAX_POSITIONAL = 4
         (operation_nodes.table, records.OperationNode),
         (operations.table, operations.Operation),
         (peer_processes.table, peer_processes.PeerProcess),
+        (samples.table, samples.Sample),
         (web_sessions.table, web_sessions.WebSession),
     ],
     ids=lambda value: value.name if isinstance(value, Table) else "",

@@ -1,5 +1,5 @@
 """Deletes old rows: tombstones, ended sessions, revocations that outlived every credential, ended operations, receipts,
-withdrawn rules and their targets."""
+samples, withdrawn rules and their targets."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from corral.store.tables import (
     operations,
     receipts,
     revisions,
+    samples,
     web_sessions,
 )
 
@@ -57,6 +58,7 @@ class Housekeeping:
             await web_sessions.prune_expired(tx, await tx.now())
             await bus_credentials.prune_expired(tx)
             await receipts.prune(tx, await tx.now() - self._keep_receipts)
+            await samples.prune(tx, await tx.now())
             await self._forget_operations(tx)
 
     async def _forget_operations(self, tx: Transaction) -> None:

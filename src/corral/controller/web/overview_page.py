@@ -1,14 +1,21 @@
-"""`/`: the start page. What needs a person, what goes on, the last requests."""
+"""`/`: the start page. Charts of what the fleet does, what needs a person, what goes on, the last requests."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from litestar import get
+from litestar.di import Provide
+from litestar.params import QueryParameter
 
 from corral.controller.api.auth import viewers
 from corral.controller.api.overview import Overview
 from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.operations.service import Operations
+from corral.controller.samples.series import RANGES
+from corral.controller.samples.service import SampleService
 from corral.controller.web.attention import attention_of
+from corral.controller.web.charts import OF_FLEET, charts_of, range_links
 from corral.controller.web.navigation import OVERVIEW
 from corral.controller.web.operations import running_of
 from corral.controller.web.page_context import Page, PageContext, Shown
@@ -16,39 +23,70 @@ from corral.controller.web.requests import request_lines
 
 _REQUESTS_SHOWN = 8
 _OPERATIONS_SHOWN = 6
+Span = Annotated[str, QueryParameter(name="range", max_length=5)]
 
 
-async def _fill(context: PageContext, overview: Overview, operations: Operations, receipts: ReceiptService) -> Shown:
-    cluster, nodes = await overview.read_with_nodes()
-    running, more = running_of(await operations.list_views(rows=False), context.now(), _OPERATIONS_SHOWN)
-    latest = await receipts.list_views(
-        limit=_REQUESTS_SHOWN, failed=False, model="", key="", node="", since=None, before=""
-    )
-    return {
-        "cluster": cluster,
-        "attention": attention_of(nodes, cluster.notices, context.now()),
-        "running": running,
-        "running_more": more,
-        "latest": request_lines(latest.requests, context.now()),
-        "has_nodes": bool(nodes),
-    }
+class OverviewReader:
+    """What the start page is made of."""
+
+    def __init__(
+        self,
+        context: PageContext,
+        overview: Overview,
+        operations: Operations,
+        receipts: ReceiptService,
+        samples: SampleService,
+        span: str,
+    ) -> None:
+        self._context = context
+        self._overview = overview
+        self._operations = operations
+        self._receipts = receipts
+        self._samples = samples
+        self.span = span
+
+    async def fill(self) -> Shown:
+        now = self._context.now()
+        cluster, nodes = await self._overview.read_with_nodes()
+        running, more = running_of(await self._operations.list_views(rows=False), now, _OPERATIONS_SHOWN)
+        latest = await self._receipts.list_views(
+            limit=_REQUESTS_SHOWN, failed=False, model="", key="", node="", since=None, before=""
+        )
+        series = await self._samples.series("fleet", "", self.span)
+        return {
+            "cluster": cluster,
+            "attention": attention_of(nodes, cluster.notices, now),
+            "ranges": range_links(self.span),
+            "charts": charts_of(OF_FLEET, series, self.span),
+            "running": running,
+            "running_more": more,
+            "latest": request_lines(latest.requests, now),
+            "has_nodes": bool(nodes),
+        }
 
 
 @get(OVERVIEW)
-async def overview_page(
-    context: PageContext, overview: Overview, operations: Operations, receipts: ReceiptService
-) -> Page:
-    return await context.page(
-        "overview.html", OVERVIEW, "/page/overview", lambda: _fill(context, overview, operations, receipts)
-    )
+async def overview_page(context: PageContext, overview_reader: OverviewReader) -> Page:
+    part = f"/page/overview?range={overview_reader.span}"
+    return await context.page("overview.html", OVERVIEW, part, overview_reader.fill)
 
 
 @get("/page/overview", guards=[viewers])
-async def overview_part(
-    context: PageContext, overview: Overview, operations: Operations, receipts: ReceiptService
-) -> Page:
-    return await context.part("overview_part.html", lambda: _fill(context, overview, operations, receipts))
+async def overview_part(context: PageContext, overview_reader: OverviewReader) -> Page:
+    return await context.part("overview_part.html", overview_reader.fill)
+
+
+async def _overview_reader(
+    context: PageContext,
+    overview: Overview,
+    operations: Operations,
+    receipts: ReceiptService,
+    samples: SampleService,
+    span: Span = "1h",
+) -> OverviewReader:
+    return OverviewReader(context, overview, operations, receipts, samples, span if span in RANGES else "1h")
 
 
 PAGES = (overview_page,)
 PARTS = (overview_part,)
+DEPENDENCIES = {"overview_reader": Provide(_overview_reader)}

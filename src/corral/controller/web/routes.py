@@ -133,7 +133,12 @@ def _on_http_exception(_: AnyRequest, error: HTTPException) -> Page:
     return trouble(error.status_code, "That did not work", error.detail or "The request could not be read.")
 
 
-_GIVEN = {**DEPENDENCIES, **fleet_pages.DEPENDENCIES, **model_pages.DEPENDENCIES}
+_GIVEN = {
+    **DEPENDENCIES,
+    **overview_page.DEPENDENCIES,
+    **fleet_pages.DEPENDENCIES,
+    **model_pages.DEPENDENCIES,
+}
 _pages = Router(
     path="/",
     route_handlers=[

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from corral.contract.receipts import Receipt
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.api.overview import Overview
 from corral.controller.backends.galleries import Galleries
@@ -21,6 +23,8 @@ from corral.controller.metrics.fleet import FleetMetrics
 from corral.controller.metrics.replicas import ReplicaMetrics
 from corral.controller.metrics.requests import RequestMetrics
 from corral.controller.runtime.database import Readiness
+from corral.controller.samples.recorder import SampleRecorder
+from corral.controller.samples.service import SampleService
 from corral.controller.settings import ControllerSettings
 from corral.controller.web.routes import dependencies as web_dependencies
 from corral.controller.wiring.access import Trust
@@ -48,6 +52,7 @@ def api_services(
     lookups: SizeLookups,
     demand: Demand,
     replica_metrics: ReplicaMetrics,
+    recorder: SampleRecorder,
     bundles: BundleService,
 ) -> dict[str, Any]:
     store, bus, clock, issuer = runtime.store, runtime.bus, runtime.clock, runtime.bus_setup.issuer
@@ -63,6 +68,11 @@ def api_services(
         more=lambda: [*models.notices(), *gallery_status.notices()],
     )
     request_metrics = RequestMetrics(store, clock)
+
+    async def on_receipts(stored: Sequence[Receipt]) -> None:
+        await request_metrics.on_receipts(stored)
+        await recorder.on_receipts(stored)
+
     return {
         "access": trust.access,
         "join_tokens": JoinTokens(
@@ -102,7 +112,8 @@ def api_services(
         "explaining": replicas.why,  # not `why`: the login form has a parameter of that name
         "schedules": models.schedules,
         "fleet_files": FleetFiles(store, models.models, models.schedules, backends.operations, nodes.admin),
-        "receipts": ReceiptService(store, clock, demand, request_metrics.on_receipts),
+        "receipts": ReceiptService(store, clock, demand, on_receipts),
+        "samples": SampleService(store, clock),
         "readiness": Readiness(store),
         "controller_metrics": ControllerMetrics(
             store,

@@ -104,6 +104,7 @@ class NodeHardware(msgspec.Struct, frozen=True):
     total_disk: int
     available_disk: int
     devices: tuple[Device, ...]
+    id: str = ""
 
 
 class NodeOutline(msgspec.Struct, frozen=True):
