@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -231,6 +232,38 @@ async def test_uploads_at_a_time_are_bounded(swarm: Swarm) -> None:
     assert (await ask(swarm, node, token_for(swarm, node)))[0] == 206
     # The reader has all bytes a moment before the worker counts the slot as free.
     await until(lambda: node.served.free_slots == node.served._slots, "the slot is free again")
+
+
+async def test_a_file_is_open_until_the_last_read_of_it_has_ended(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, node = swarm.source.add("w", CONTENT), await swarm.join("a")
+    await node.obtain(file)
+    is_reading, may_end, read_from, read = threading.Event(), threading.Event(), list[bool](), os.pread
+    (blob,) = (node.store.folder / "sha256").iterdir()
+
+    def slow_read(descriptor: int, count: int, start: int) -> bytes:
+        if start:
+            is_reading.set()
+            may_end.wait(20)
+        read_from.append(Path(f"/proc/self/fd/{descriptor}").exists() and os.path.sameopenfile(descriptor, opened))
+        return read(descriptor, count, start)
+
+    opened = os.open(blob, os.O_RDONLY)
+
+    monkeypatch.setattr(os, "pread", slow_read)
+    asking = asyncio.create_task(ask(swarm, node, token_for(swarm, node), span="0-"))
+    await until(is_reading.is_set, "the second piece is read")
+    asking.cancel()  # the client leaves,
+    await asyncio.wait([asking])
+    draining = asyncio.create_task(node.server.drain(0.0))  # and the worker ends at the same moment
+    await asyncio.wait([draining], timeout=0.3)
+    may_end.set()
+    await draining
+    await until(lambda: node.served.free_slots == node.served._slots, "the upload has ended")
+    os.close(opened)
+    assert len(read_from) >= 2
+    assert all(read_from), "another file had taken the number of the descriptor, or none"
 
 
 async def test_uploads_keep_to_the_limit(swarm: Swarm) -> None:

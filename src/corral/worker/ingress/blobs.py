@@ -16,7 +16,7 @@ from corral.blobs.swarm.sources import CHUNKS_HEADER
 from corral.contract.http import ClientGone, Headers, Request, Responder
 from corral.contract.sources import is_digest
 from corral.kit.log import get_log
-from corral.kit.threads import run_uncancelled
+from corral.kit.threads import run_uncancelled, wait_until_done
 from corral.worker.files.blob_exchange import RevokedNodes
 from corral.worker.files.served_blobs import ServedBlob, ServedBlobs
 from corral.worker.ingress.responses import READING, send_error, send_wrong_method
@@ -104,7 +104,7 @@ class BlobRoutes:
         reading = self._read(descriptor, part, 0)
         try:
             while sent < part.count:
-                piece = await reading
+                piece = await asyncio.shield(reading)
                 sent += len(piece)
                 if not piece or self._refusal(authorization, digest) is not None:
                     # Only closing the connection tells the reader.
@@ -114,7 +114,7 @@ class BlobRoutes:
                 self._on_sent(len(piece))
                 await self._limit.take(len(piece))
         finally:
-            await asyncio.wait([reading])
+            await wait_until_done(reading)  # the caller closes the descriptor
 
     def _read(self, descriptor: int, part: ByteRange, done: int) -> asyncio.Future[bytes]:
         count = min(PIECE_BYTES, part.count - done)
