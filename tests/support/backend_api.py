@@ -78,7 +78,7 @@ async def not_found(file: ModelFile) -> ResolvedFile:
 
 
 class EmptyFleet:
-    async def world(self, backends: Collection[str]) -> World:
+    async def world(self, backends: Collection[str], *, wait_s: float | None = None) -> World:
         return World(datetime(2026, 1, 1, tzinfo=UTC))
 
 

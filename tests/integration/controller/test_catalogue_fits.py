@@ -30,7 +30,7 @@ class Nodes:
         self.nodes = nodes
         self.backends: list[Collection[str]] = []
 
-    async def world(self, backends: Collection[str]) -> World:
+    async def world(self, backends: Collection[str], *, wait_s: float | None = None) -> World:
         self.backends.append(backends)
         return world(list(self.nodes))
 

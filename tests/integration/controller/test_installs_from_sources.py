@@ -54,7 +54,7 @@ class Site:
     first_bytes: int = 4096
     asked: list[Collection[str]] = field(default_factory=list)
 
-    async def world(self, backends: Collection[str]) -> World:
+    async def world(self, backends: Collection[str], *, wait_s: float | None = None) -> World:
         self.asked.append(backends)
         return world(self.nodes)
 

@@ -46,7 +46,7 @@ class Site:
     usual: bool = False
     builds: Any = None
 
-    async def world(self, backends: Collection[str]) -> World:
+    async def world(self, backends: Collection[str], *, wait_s: float | None = None) -> World:
         nodes = [cpu_node("attic", ram_gib=16)]
         return world(nodes if self.builds is None else [gpu_node("card", builds=self.builds)])
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
 from corral.blobs.disk import DiskSpace
@@ -90,6 +91,16 @@ async def test_files_come_once_and_are_shared(site: Site) -> None:
     await site.ensure(ReplicaFile("other/two/same.gguf", weights.digest, weights.size_bytes))
     assert site.source.listener.sent_bytes == sent
     assert (site.models / "other/two/same.gguf").samefile(site.models / "m/one/w.gguf")
+
+
+async def test_files_that_are_here_are_not_read_again(site: Site) -> None:
+    weights = site.source.add("m/one/w.gguf", os.urandom(9 << 20))
+    await site.ensure(weights)
+    before = psutil.Process().io_counters().read_chars
+    for _ in range(2):
+        await site.ensure(weights)
+    await site.ensure(ReplicaFile("other/two/same.gguf", weights.digest, weights.size_bytes))
+    assert psutil.Process().io_counters().read_chars - before < 1 << 20
 
 
 async def test_a_transfer_that_is_cut_goes_on(site: Site) -> None:

@@ -61,11 +61,12 @@ from corral.kit.humanize import format_bytes
 
 MAX_SHOWN = 8
 SAFETENSORS = ".safetensors"
+BUILD_WAIT_S = 15.0  # soon after the start of a fleet; without builds nothing fits, and what is chosen lasts
 
 
 class FleetMemory(Protocol):
-    async def world(self, backends: Collection[str]) -> World:
-        """The fleet as placement sees it, with builds of these backends looked up."""
+    async def world(self, backends: Collection[str], *, wait_s: float | None = None) -> World:
+        """The fleet as placement sees it, with builds of these backends looked up, as far as that takes no longer."""
 
 
 class InstallPlanner:
@@ -158,7 +159,7 @@ class InstallPlanner:
             return merged(whole, request.overrides) | {"name": name}
 
         wanted = wanted_context(request.overrides)
-        world = await self._fleet.world((LLAMA_CPP,))
+        world = await self._fleet.world((LLAMA_CPP,), wait_s=BUILD_WAIT_S)
         fittings = evaluate_choices(world, choices, header, (wanted,) if wanted else context_sizes(header), define)
         chosen = _pick(world, fittings, quant)
         definition = read_definition(define(chosen.choice, chosen.context_size))
@@ -184,7 +185,7 @@ class InstallPlanner:
             )
         if source.quant or request.quant:
             raise NotFound(f"{source.repository} has no GGUF files to choose a quantisation from")
-        world = await self._fleet.world(FOLDER_BACKENDS)
+        world = await self._fleet.world(FOLDER_BACKENDS, wait_s=BUILD_WAIT_S)
         name = request.name or derive_name(source.repository.rpartition("/")[2])
         reasons: list[str] = []
         for backend in FOLDER_BACKENDS:

@@ -61,12 +61,14 @@ class PlacementExplainer:
         )
         return changed(explained, replicas=tuple(replicas))
 
-    async def world(self, backends: Collection[str]) -> World:
+    async def world(self, backends: Collection[str], *, wait_s: float | None = None) -> World:
         """The fleet as placement sees it, with the builds of these backends: for models that are not installed yet."""
-        return (await self._read_world(backends))[1]
+        return (await self._read_world(backends, wait_s))[1]
 
-    async def _read_world(self, backends: Collection[str] = ()) -> tuple[FleetSnapshot, World]:
-        deadline = self._clock.monotonic() + self._wait_s
+    async def _read_world(
+        self, backends: Collection[str] = (), wait_s: float | None = None
+    ) -> tuple[FleetSnapshot, World]:
+        deadline = self._clock.monotonic() + (self._wait_s if wait_s is None else wait_s)
         while True:
             snapshot = await self._snapshots.read(all_models=True, backends=backends)
             names = {model.backend for model in snapshot.models.values()} | set(backends)
