@@ -58,7 +58,8 @@ class Uploads:
         return await asyncio.to_thread(self._status, digest)
 
     async def append(self, digest: str, offset: int, size_bytes: int, data: bytes) -> UploadStatus:
-        """Add the bytes from `offset` on, of `size_bytes` in all; the last ones complete the blob.
+        """Add the bytes from `offset` on, of `size_bytes` in all; the last ones complete the blob. No bytes at its end
+        complete an upload that was interrupted there.
 
         Raises Conflict if the upload stands elsewhere, Invalid if the whole has another hash, TooLarge and NoSpace."""
         if not 0 < size_bytes <= self._max_bytes:
@@ -68,6 +69,8 @@ class Uploads:
             )
         if offset < 0 or offset + len(data) > size_bytes:
             raise Invalid(f"{len(data)} bytes from {offset} on go beyond the file's {size_bytes}")
+        if not data and offset < size_bytes:
+            raise Invalid("the piece is empty")
         with self._alone(digest):
             return await run_uncancelled(self._append, digest, offset, size_bytes, data)
 

@@ -126,6 +126,17 @@ async def test_the_command_continues_after_a_cut_connection(
     assert blobs.get(f"sha256:{SHA256}").path.read_bytes() == DATA
 
 
+async def test_the_command_completes_an_upload_that_has_all_bytes(
+    served: Api, blobs: BlobStore, tmp_path: Path
+) -> None:
+    path, file = local(tmp_path)
+    partial = blobs.partial_path(f"upload-{SHA256}")  # as a controller leaves it that was killed while it verified
+    partial.write_bytes(DATA)
+    async with Client(Endpoint(served.urls[-1], served.admin)) as client:
+        await cli_upload.upload_file(client, path, file)
+    assert blobs.get(f"sha256:{SHA256}").path.read_bytes() == DATA
+
+
 async def test_the_command_says_why_it_stops(served: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_upload, "MAX_TRIES", 1)
     path, file = local(tmp_path)

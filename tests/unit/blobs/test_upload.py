@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from corral.blobs.disk import DiskSpace
 from corral.blobs.errors import NoSpace, TooLarge
 from corral.blobs.store import BlobStore
-from corral.blobs.upload import Uploads
+from corral.blobs.upload import Uploads, UploadStatus
 from corral.kit.errors import Conflict, Invalid
 
 DATA = os.urandom(5000)
@@ -47,6 +48,24 @@ async def test_another_process_continues(store: BlobStore) -> None:
     after = Uploads(store, NO_RESERVE)
     assert (await after.status(DIGEST)).received_bytes == 3000
     assert (await after.append(DIGEST, 3000, 5000, DATA[3000:])).complete
+    assert store.get(DIGEST).path.read_bytes() == DATA
+
+
+async def test_another_process_completes_what_has_all_bytes(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller was killed between the last byte and the end of the verification."""
+
+    def fail(*_words: object) -> None:
+        raise OSError(errno.EIO, "killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "accept", fail)
+        with pytest.raises(OSError, match="killed"):
+            await Uploads(store, NO_RESERVE).append(DIGEST, 0, 5000, DATA)
+    after = Uploads(store, NO_RESERVE)
+    assert (await after.status(DIGEST)) == UploadStatus(DIGEST, 5000, complete=False)
+    with pytest.raises(Conflict):
+        await after.append(DIGEST, 0, 5000, DATA)
+    assert (await after.append(DIGEST, 5000, 5000, b"")).complete
     assert store.get(DIGEST).path.read_bytes() == DATA
 
 

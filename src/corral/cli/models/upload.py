@@ -131,6 +131,6 @@ def _read_piece(path: Path, offset: int, end: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
         piece = file.read(min(PIECE_BYTES, end - offset))
-    if not piece:
+    if not piece and offset < end:
         raise Invalid(f"{path} is shorter than it was: run the command again")
     return piece

@@ -12,7 +12,7 @@ from litestar.params import Parameter
 
 from corral.blobs.upload import Uploads, UploadStatus
 from corral.contract.installs import UploadView
-from corral.kit.errors import Invalid, Unavailable
+from corral.kit.errors import Unavailable
 
 AnyRequest = Request[Any, Any, Any]
 MAX_PIECE_BYTES = 32 << 20  # of one call: it is kept in memory until it is whole
@@ -24,15 +24,12 @@ Sha256 = Annotated[str, Parameter(pattern="^[0-9a-f]{64}$", description="Of the 
 
 
 async def read_piece(request: AnyRequest, uploads: Uploads) -> bytes:
-    """The body of the request, when it is its turn. Raises Unavailable, and Invalid for an empty one."""
+    """The body of the request, when it is its turn. Raises Unavailable."""
     try:
         async with asyncio.timeout(PIECE_TIMEOUT_S), uploads.slots:
-            data = await request.body()
+            return await request.body()
     except TimeoutError as error:
         raise Unavailable("too many uploads at once, or this one is too slow: send smaller pieces") from error
-    if not data:
-        raise Invalid("the piece is empty")
-    return data
 
 
 def upload_view(status: UploadStatus, size: int = 0) -> UploadView:
