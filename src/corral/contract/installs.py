@@ -14,6 +14,11 @@ UPLOAD_SCHEME = "upload://"  # upload://<sha256 in hex>/<name>: a file that was 
 MAX_SOURCE_LENGTH = 1000
 
 
+def shown_uri(uri: str) -> str:
+    """For users: a file that was uploaded has no source that they could open."""
+    return "uploaded" if uri.startswith(UPLOAD_SCHEME) else uri
+
+
 class LocalFile(Message, frozen=True):
     """A file on the machine of the caller, which is not uploaded yet."""
 

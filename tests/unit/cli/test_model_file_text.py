@@ -66,6 +66,8 @@ def test_rows_of_files_and_nodes() -> None:
     file = ModelFileView("w.gguf", 2048, "sha256:" + "a" * 64, "https://there/w", 1024)
     assert file_row(file) == ("w.gguf", "2.0 KiB", "a" * 12, "50%", "https://there/w")
     assert file_row(file, full=True)[2] == "a" * 64
+    uploaded = ModelFileView("w.gguf", 2048, "sha256:" + "a" * 64, "upload://" + "a" * 64 + "/w.gguf", 2048)
+    assert file_row(uploaded)[-1] == "uploaded"
     assert [part_of(have, 100) for have in (0, 99, 100)] == ["no", "99%", "yes"]
     node = NodeFilesView("n1", "attic", "partial", 1024, 2048, 4096, (1024, 0))
     assert node_row(node, 2) == ("attic", "partial", "1 of 2", "1.0 KiB / 2.0 KiB", "4.0 KiB", "")

@@ -19,6 +19,12 @@ def view(*nodes: NodeFilesView) -> ModelFilesView:
     return ModelFilesView("m", (WEIGHTS, OTHER), nodes, 8 * MIB)
 
 
+def test_an_uploaded_file_has_no_source_to_open() -> None:
+    uploaded = ModelFileView("w.gguf", MIB, "sha256:aa", "upload://" + "a" * 64 + "/w.gguf", MIB)
+    table = files_table(ModelFilesView("m", (uploaded, WEIGHTS), (), 9 * MIB), ())
+    assert [file.source for file in table.files] == ["uploaded", "https://hub/w.gguf"]
+
+
 def test_each_node_is_listed_with_what_it_has() -> None:
     table = files_table(
         view(

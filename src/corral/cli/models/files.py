@@ -129,13 +129,15 @@ async def collect_files(
 
 
 def file_row(file: ModelFileView, *, full: bool = False) -> tuple[str, ...]:
+    from corral.contract.installs import shown_uri
+
     digest = file.digest.removeprefix("sha256:")
     return (
         file.path,
         format_bytes(file.size_bytes) if file.size_bytes else "",
         digest if full else digest[:_SHORT_DIGEST],
         part_of(file.controller_bytes, file.size_bytes),
-        file.source,
+        shown_uri(file.source),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from corral.contract.admin import OperationNodeView, OperationView
 from corral.contract.catalogue import ModelFilesView, ModelFileView, NodeFilesView
+from corral.contract.installs import shown_uri
 from corral.controller.web.operations import amount_of, sources_of
 from corral.controller.web.words import size, used_of
 
@@ -84,7 +85,7 @@ def _moving(model: str, operations: Sequence[OperationView]) -> Mapping[str, Ope
 
 def _file(file: ModelFileView) -> FileLine:
     whole = bool(file.size_bytes) and file.controller_bytes >= file.size_bytes
-    return FileLine(file.path, size(file.size_bytes) if file.size_bytes else "", file.source, whole)
+    return FileLine(file.path, size(file.size_bytes) if file.size_bytes else "", shown_uri(file.source), whole)
 
 
 def _copy(node: NodeFilesView, row: OperationNodeView | None) -> CopyLine:
