@@ -2,6 +2,8 @@
 
     scripts/bench swarm [--nodes 1 8 16] [--megabytes 200] [--rate 20] [--rounds 1] [--tls] [--keep-log FOLDER]
 
+`scripts/bench files` runs it with the highest rate that leaves the machine under 70 % busy.
+
 Every machine is a network namespace on one switch (root only), and `tc tbf` limits each direction of each link. The
 fleet is the real one: `corral up` on one machine, `corral join` on each of the others, and an origin on the switch. The
 controller fetches each file first; a time runs from the request to stage until the operation shows the node as done. A
@@ -9,10 +11,10 @@ round stages one file to each number of nodes; each file is new.
 
 Prints per number of nodes: the slowest node's time as a ratio to that of one node alone, the 99th percentile beside the
 median, the bytes that the controller's machine sent and the origin sent as ratios to the file, the core-seconds of all
-our processes per Gbit that arrived (more than they take idle), and the share of the link's rate that the median node
-got. Targets: 8 nodes ≤ 1.5 ×, 16 nodes ≤ 1.7 ×, controller ≤ 1.5 ×, origin ≤ 1.02 ×, p99 ≤ 1.8 × p50, and more than the
-50 % of the link rate that Kraken publishes. The ratios mean something only while the machine has CPU to spare: above
-70 % use a lower --rate.
+our processes per Gbit (more than they take idle; of the controller per Gbit that it sent, of the workers per Gbit that
+arrived), and the share of the link's rate that the median node got. Targets: 8 nodes ≤ 1.5 ×, 16 nodes ≤ 1.7 ×,
+controller ≤ 1.5 ×, origin ≤ 1.02 ×, p99 ≤ 1.8 × p50, and more than the 50 % of the link rate that Kraken publishes. The
+ratios mean something only while the machine has CPU to spare: above 70 % use a lower --rate.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.server
+import itertools
 import os
 import random
 import statistics
@@ -46,6 +49,9 @@ KRAKEN_SHARE = 0.5  # https://github.com/uber/kraken: "more than 50 % of max dow
 MAX_CPU = 0.7
 TARGETS = {8: 1.5, 16: 1.7}
 POLL_S = 0.25
+PROBE_BYTES = 32_000_000
+MIN_RATE = 2.0  # MB/s
+INSTALL_RATE = 100e6  # the controller's download is not measured
 SETTLE_S = 4.0  # then the fleet is idle, and its CPU time is subtracted
 
 
@@ -54,7 +60,7 @@ class Origin:
 
     def __init__(self, machine: Machine, size: int) -> None:
         self.sent_bytes = 0
-        self._size = size
+        self.size = size  # of each file
         self._machine = machine
         self._server: http.server.ThreadingHTTPServer | None = None
 
@@ -74,7 +80,7 @@ class Origin:
 
             def do_GET(self) -> None:
                 self._head()
-                roll, left = random.Random(self.path), origin._size
+                roll, left = random.Random(self.path), origin.size
                 while left:
                     piece = roll.randbytes(min(left, MIB))
                     self.wfile.write(piece)
@@ -83,7 +89,7 @@ class Origin:
 
             def _head(self) -> None:
                 self.send_response(200)
-                self.send_header("Content-Length", str(origin._size))
+                self.send_header("Content-Length", str(origin.size))
                 self.send_header("ETag", f'"{self.path}"')
                 self.end_headers()
 
@@ -147,6 +153,7 @@ def _cpu_s(pids: Sequence[int]) -> float:
 @dataclass(frozen=True)
 class Result:
     nodes: int
+    file_bytes: int
     times_s: list[float]
     controller_bytes: int
     origin_bytes: int
@@ -160,14 +167,15 @@ class Result:
         return max(self.times_s)
 
 
-def stage(fleet: FleetOnStar, origin: Origin, number: int, nodes: int, size: int) -> Result:
+def stage(fleet: FleetOnStar, origin: Origin, number: int, nodes: int) -> Result:
     """One new file to so many nodes."""
-    name = f"m{number}"
+    name, size = f"m{number}", origin.size
     before_origin = origin.sent_bytes
     definition = f"name: {name}\nbackend: mock\nparameters: {{model: {origin.url(number)}}}\n"
     path = fleet.root / f"{name}.yaml"
     path.write_text(definition)
-    installed = fleet.cli("models", "install", "--file", str(path), timeout_s=300)
+    with fleet.network.at_rate(INSTALL_RATE):
+        installed = fleet.cli("models", "install", "--file", str(path), timeout_s=300)
     assert installed.returncode == 0, installed.stdout + installed.stderr
     idle = fleet.cpu_s()
     time.sleep(SETTLE_S)
@@ -194,6 +202,7 @@ def stage(fleet: FleetOnStar, origin: Origin, number: int, nodes: int, size: int
     peers = sum(sum(row["sources"].values()) - row["sources"].get("controller", 0) for row in view["nodes"])
     result = Result(
         nodes,
+        size,
         sorted(done.values()),
         fleet.network.sent_bytes(fleet.machine) - sent,
         origin.sent_bytes - before_origin,
@@ -212,8 +221,9 @@ def _busy(before: Any, after: Any) -> tuple[float, float]:
     return every - spent[3] - spent[4], every
 
 
-def show(result: Result, alone_s: float, size: int, rate: float) -> None:
-    gbit = result.nodes * size * 8 / 1e9
+def show(result: Result, alone_s: float, rate: float) -> None:
+    size = result.file_bytes
+    gbit, sent_gbit = result.nodes * size * 8 / 1e9, result.controller_bytes * 8 / 1e9
     p50, p99 = statistics.median(result.times_s), quantile(result.times_s, 0.99)
     slowest = result.slowest_s / alone_s
     target = TARGETS.get(result.nodes)
@@ -225,9 +235,9 @@ def show(result: Result, alone_s: float, size: int, rate: float) -> None:
         f"{result.origin_bytes / size:.2f} × (≤ 1.02), by peers {format_bytes(result.peer_bytes)}"
     )
     print(
-        f"           core-seconds per Gbit that arrived: controller {result.controller_cpu_s / gbit:.2f} (≤ 0.3), "
-        f"workers {result.worker_cpu_s / gbit:.2f}; machine {result.machine_cpu:.0%} busy"
-        + ("" if result.machine_cpu <= MAX_CPU else f", more than {MAX_CPU:.0%}: use a lower --rate")
+        f"           core-seconds: controller {result.controller_cpu_s / sent_gbit:.2f} per Gbit that it sent, "
+        f"workers {result.worker_cpu_s / gbit:.2f} per Gbit that arrived; machine {result.machine_cpu:.0%} busy"
+        + ("" if result.machine_cpu <= MAX_CPU else f", more than {MAX_CPU:.0%}: a lower rate would say more")
     )
     print(
         f"           share of the link rate at the median node: {size / p50 / rate:.0%} (Kraken: > {KRAKEN_SHARE:.0%})"
@@ -248,25 +258,60 @@ def main() -> None:
     size, rate = options.megabytes * 1_000_000, options.rate * 1e6
     print(f"{options.megabytes} MB over links of {options.rate:g} MB/s; {os.cpu_count()} cores")
     results: dict[int, list[Result]] = {}
+    with open_fleet(options.nodes, rate, size, tls=options.tls, log_folder=options.keep_log) as (fleet, origin):
+        for turn in range(options.rounds):
+            for place, nodes in enumerate(options.nodes):
+                result = stage(fleet, origin, turn * len(options.nodes) + place, nodes)
+                results.setdefault(nodes, []).append(result)
+                alone_s = statistics.median(each.slowest_s for each in results[min(results)])
+                show(result, alone_s, rate)
+
+
+@contextlib.contextmanager
+def open_fleet(
+    sizes: Sequence[int], rate: float, file_bytes: int, *, tls: bool = False, log_folder: Path | None = None
+) -> Iterator[tuple[FleetOnStar, Origin]]:
+    """A controller, as many workers as the largest of `sizes`, and an origin; `rate` in bytes per second."""
     with tempfile.TemporaryDirectory() as folder, star(rate) as network:
-        root = options.keep_log or Path(folder)
+        root = log_folder or Path(folder)
         root.mkdir(exist_ok=True)
-        fleet = FleetOnStar(root, network, *(() if options.tls else ("--plain",)))
+        fleet = FleetOnStar(root, network, *(() if tls else ("--plain",)))
         try:
             fleet.start()
-            for number in range(max(options.nodes)):
-                labels = ",".join(f"n{count}=yes" for count in options.nodes if number < count)
+            for number in range(max(sizes)):
+                labels = ",".join(f"n{count}=yes" for count in sizes if number < count)
                 fleet.bring(f"node{number}", labels)
-            wait_for(lambda: len(_healthy(fleet)) == max(options.nodes), "healthy workers", 240)
-            with Origin(network.switch, size).serving() as origin:
-                for turn in range(options.rounds):
-                    for place, nodes in enumerate(options.nodes):
-                        result = stage(fleet, origin, turn * len(options.nodes) + place, nodes, size)
-                        results.setdefault(nodes, []).append(result)
-                        alone_s = statistics.median(each.slowest_s for each in results[min(results)])
-                        show(result, alone_s, size, rate)
+            wait_for(lambda: len(_healthy(fleet)) == max(sizes), "healthy workers", 240)
+            with Origin(network.switch, file_bytes).serving() as origin:
+                yield fleet, origin
         finally:
             fleet.close()
+
+
+def bench_at_highest_rate(sizes: Sequence[int], rate: float, megabytes: int = 200) -> None:
+    """For each size of the swarm: halve the rate (MB/s) until the machine stays under 70 % busy, first with a small
+    file, then with the file itself, which is staged to one node and to all of them."""
+    alone_s: dict[float, float] = {}
+    numbers = itertools.count()
+    with open_fleet([1, *sizes], rate * 1e6, PROBE_BYTES) as (fleet, origin):
+
+        def stage_at_rate(file_bytes: int, nodes: int) -> Result:
+            fleet.network.set_rate(rate * 1e6)
+            origin.size = file_bytes
+            return stage(fleet, origin, next(numbers), nodes)
+
+        for nodes in sizes:
+            while stage_at_rate(PROBE_BYTES, nodes).machine_cpu > MAX_CPU and rate > MIN_RATE:
+                rate = max(MIN_RATE, rate / 2)
+            while True:
+                print(f"swarm of {nodes}: {megabytes} MB over links of {rate:g} MB/s", flush=True)
+                if rate not in alone_s:
+                    alone_s[rate] = stage_at_rate(megabytes * 1_000_000, 1).slowest_s
+                result = stage_at_rate(megabytes * 1_000_000, nodes)
+                show(result, alone_s[rate], rate * 1e6)
+                if result.machine_cpu <= MAX_CPU or rate <= MIN_RATE:
+                    break
+                rate = max(MIN_RATE, rate / 2)
 
 
 def _healthy(fleet: Fleet) -> list[str]:

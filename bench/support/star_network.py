@@ -29,6 +29,7 @@ class Star:
     opened: contextlib.ExitStack
     switch: Machine
     machines: list[Machine] = field(default_factory=list)
+    _limited: list[tuple[str, str]] = field(default_factory=list)  # namespace and device
 
     def add(self) -> Machine:
         number = len(self.machines) + 2
@@ -51,10 +52,30 @@ class Star:
         """All bytes that left the machine, with headers."""
         return int(_run("ip", "netns", "exec", machine.namespace, "cat", f"/sys/class/net/{_END}/statistics/tx_bytes"))
 
+    def set_rate(self, rate_bytes: float) -> None:
+        """Of every link, from now on."""
+        self.rate_bytes = rate_bytes
+        for namespace, device in self._limited:
+            self._shape("change", namespace, device)
+
+    @contextlib.contextmanager
+    def at_rate(self, rate_bytes: float) -> Iterator[None]:
+        """While the block runs."""
+        before = self.rate_bytes
+        self.set_rate(rate_bytes)
+        try:
+            yield
+        finally:
+            self.set_rate(before)
+
     def _limit(self, namespace: str, device: str) -> None:
+        self._shape("add", namespace, device)
+        self._limited.append((namespace, device))
+
+    def _shape(self, verb: str, namespace: str, device: str) -> None:
         rate = f"{round(self.rate_bytes * 8)}bit"
         tbf = ("root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY)
-        _run("tc", "-n", namespace, "qdisc", "add", "dev", device, *tbf)
+        _run("tc", "-n", namespace, "qdisc", verb, "dev", device, *tbf)
 
 
 @contextlib.contextmanager
