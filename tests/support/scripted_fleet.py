@@ -6,6 +6,7 @@ For the client and the CLI. What it answers is written down here by hand, so a m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import ssl
@@ -63,6 +64,7 @@ def refused(status: int, message: str, kind: str) -> web.Response:
 
 
 _ALONE = "/alone"
+MOTION_S = 0.1  # between two pieces of a moving stream of events
 
 
 class ScriptedFleet:
@@ -73,6 +75,10 @@ class ScriptedFleet:
     def __init__(self) -> None:
         self.url = ""
         self.nodes: list[dict[str, Any]] = [node("attic"), node("cellar", "pending")]
+        self.models: list[dict[str, Any]] = []
+        self.replicas: list[dict[str, Any]] = []  # as docs/reference/wire/http-nodes.md#replica-row has them
+        self.requests: list[dict[str, Any]] = []
+        self.role = "admin"
         self.tokens: list[dict[str, Any]] = []
         self.keys: list[dict[str, Any]] = []
         self.cluster: dict[str, Any] = {
@@ -96,6 +102,8 @@ class ScriptedFleet:
         self.upgrades: dict[str, Any] = {}
         self.galleries: list[dict[str, Any]] = []
         self.closing = asyncio.Event()
+        # What an open stream of events sends again and again, after its first events.
+        self.motion: Callable[[], bytes] | None = None
         self.silent = False  # streams of operations stay open and say nothing
         # (method, path) → an answer out of the ordinary, once; or what makes one, each time
         self.answers: dict[tuple[str, str], web.Response | Callable[[], web.Response]] = {}
@@ -137,6 +145,8 @@ class ScriptedFleet:
         if path == "/v1/chat/completions" and self.endless:
             return await self._events(request, None, self.endless)
         if path == "/api/events":
+            if self.motion is not None:
+                return await self._moving_events(request, self.motion)
             return await self._events(request, self.streams.pop(0) if self.streams else None)
         if path.startswith("/api/operations/") and path.endswith("/events"):
             if self.silent:
@@ -159,6 +169,17 @@ class ScriptedFleet:
             await answer.write(chunk)
         return answer
 
+    async def _moving_events(self, request: web.BaseRequest, motion: Callable[[], bytes]) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(b"".join(event("node", each) for each in self.nodes) + event("ready", {}))
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            while not self.closing.is_set() and self.motion is not None:
+                await answer.write(motion())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.closing.wait(), MOTION_S)
+        return answer
+
     def _api(self, method: str, path: str, body: Any, plan: bool) -> web.Response:
         match method, path.strip("/").split("/"):
             case "POST", ["api", "operations"]:
@@ -172,17 +193,21 @@ class ScriptedFleet:
             case ("GET", ["api", "backends", "upgrades"]) | ("POST", ["api", "backends", "upgrades", "check"]):
                 return web.json_response(self.upgrades)
             case "GET", ["api", "me"]:
-                return web.json_response({"key_id": "k1", "name": "admin", "role": "admin"})
+                return web.json_response({"key_id": "k1", "name": "admin", "role": self.role})
             case "GET", ["api", "galleries"]:
                 return web.json_response(self.galleries)
             case "GET", ["api", "cluster"]:
                 return web.json_response(self.cluster)
             case "GET", ["api", "nodes"]:
                 return web.json_response(self.nodes)
+            case "GET", ["api", "nodes", "models"]:
+                return web.json_response(self.replicas)
             case _, ["api", "nodes", which, *rest]:
                 return self._node(method, which, rest, body)
             case "GET", ["api", "models"]:
-                return web.json_response([])
+                return web.json_response(self.models)
+            case "GET", ["api", "requests"]:
+                return web.json_response({"requests": self.requests, "next": ""})
             case "GET", ["api", "tokens"]:
                 return web.json_response(self.tokens)
             case "POST", ["api", "tokens"]:

@@ -30,6 +30,7 @@ COMMANDS = {
     "logs": ("corral.cli.fleet.logs:app", "Print the log of the processes of a model or a backend."),
     "why": ("corral.cli.fleet.why:app", "Explain placement decisions and open operations."),
     "ops": ("corral.cli.operations.commands:app", "List, follow, cancel and retry operations."),
+    "top": ("corral.cli.top.command:app", "Show nodes, models, operations, requests and logs live in the terminal."),
     "requests": ("corral.cli.fleet.requests:app", "List inference requests and their results, newest first."),
     "contexts": ("corral.cli.fleet.contexts:app", "List the fleets of this machine, and choose one."),
     "doctor": ("corral.cli.doctor.command:app", "Find problems and show how to fix them."),
@@ -89,6 +90,7 @@ _INTRODUCTION = """Usage: corral [OPTIONS] COMMAND [ARGS]...
     corral backends install NAME     install an inference engine on every node
     corral models install NAME       install a model; `corral models available` lists them
     corral chat NAME "Hello"         send a prompt to a model
+    corral top                       show the fleet live in the terminal
     corral ops list                  list the operations that have not ended
     corral why model NAME            show where the scheduler would place a model, and why
     corral doctor                    find problems and show how to fix them

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OnTableProgress = Callable[[str, int, int], None]  # table, copied rows, total rows
 QUIET = "CORRAL_QUIET"  # set by `--quiet`
 DONE, FAILED, USAGE, STILL_RUNNING, INTERRUPTED = 0, 1, 2, 3, 130
-_STYLES = {
+STATUS_STYLES = {
     "healthy": "green",
     "active": "green",
     "ok": "green",
@@ -110,7 +110,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for at in used:
         shown.add_column(columns[at], overflow="fold", no_wrap=False)
     for line in lines:
-        shown.add_row(*(Text(line[at], style=_STYLES.get(line[at], "")) for at in used))
+        shown.add_row(*(Text(line[at], style=STATUS_STYLES.get(line[at], "")) for at in used))
     return shown
 
 
@@ -118,11 +118,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
     if not rows:
         print_note(empty)
         return
-    screen = console()
+    for line in _rendered(columns, rows, console()):
+        print_line(line)
+
+
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """A table as lines of plain text; cells that are too long for `width` continue on the next line."""
+    from rich.console import Console
+
+    return _rendered(columns, rows, Console(width=width, color_system=None, markup=False, emoji=False))
+
+
+def _rendered(columns: Sequence[str], rows: Sequence[Sequence[str]], screen: Console) -> list[str]:
     with screen.capture() as captured:
         screen.print(table(columns, rows))
-    for line in captured.get().splitlines():
-        print_line(line.rstrip())
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def key_value_lines(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:

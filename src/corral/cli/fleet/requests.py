@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 from corral.cli.common import declare
 from corral.cli.common.fleet_command import fleet_command
 from corral.cli.common.options import Json, reject_empty
-from corral.cli.common.output import print_json, print_table, relative_time
+from corral.cli.common.output import print_json, print_table
+from corral.cli.fleet import request_text
 from corral.kit.durations import parse_duration_s
 
 if TYPE_CHECKING:
     from corral.client import Client
-    from corral.contract.receipts import RequestView
 
 app = declare.App(
     help="List inference requests with their key, model, node, status and times.",
 )
-_COLUMNS = ("WHEN", "MODEL", "KEY", "STATUS", "NODE", "QUEUED", "LOADED", "FIRST", "TOTAL", "IN", "OUT", "NOTE")
 
 
 @app.command("requests")
@@ -67,7 +66,7 @@ async def list_requests(
     if as_json:
         print_json(found)
         return
-    print_table(_COLUMNS, [_row(each) for each in found], empty="No requests.")
+    print_table(request_text.COLUMNS, [request_text.row(each) for each in found], empty="No requests.")
 
 
 def _timestamp(duration: str) -> str:
@@ -76,32 +75,3 @@ def _timestamp(duration: str) -> str:
     except ValueError as error:
         raise declare.BadParameter(f"--since: {error}") from error
     return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
-
-
-def _row(view: RequestView) -> tuple[str, ...]:
-    return (
-        relative_time(view.at),
-        f"{view.model} ({view.served_by})" if view.served_by else view.model,
-        view.key or view.key_id,
-        str(view.status),
-        view.node or view.node_id,
-        _duration(view.queue_ms),
-        _duration(view.load_ms),
-        _duration(view.first_byte_ms),
-        _duration(view.total_ms),
-        str(view.prompt_tokens) if view.prompt_tokens else "",
-        f"{'~' if view.estimated else ''}{view.completion_tokens}" if view.completion_tokens else "",
-        _note(view),
-    )
-
-
-def _duration(ms: float) -> str:
-    if ms < 0.5:
-        return ""
-    return f"{ms:.0f} ms" if ms < 10_000 else f"{ms / 1000:.1f} s"
-
-
-def _note(view: RequestView) -> str:
-    words = {"client_left": "the client disconnected", "upstream_broke": "the replica closed the connection"}
-    tried = f"{view.tries} attempts" if view.tries > 1 else ""
-    return ", ".join(word for word in (words.get(view.ending, view.ending), tried) if word)

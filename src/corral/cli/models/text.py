@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -45,7 +46,7 @@ def model_row(model: ModelView) -> tuple[str, ...]:
     )
 
 
-def replica_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+def replica_row(row: Mapping[str, Any], now: datetime | None = None) -> tuple[str, ...]:
     """A replica row (docs/reference/wire/http-nodes.md#replica-row)."""
     gone = row.get("process_state") == "node offline"
     waits = row.get("process_state") in ("", "ready") or (row.get("state") != "loaded" and not gone)
@@ -57,7 +58,7 @@ def replica_row(row: Mapping[str, Any]) -> tuple[str, ...]:
         str(row.get("in_flight", "")),
         format_bytes(row["memory_bytes"]) if row.get("memory_bytes") else "",
         ", ".join(str(device) for device in row.get("devices") or ()),
-        relative_time(str(row.get("last_used", ""))),
+        relative_time(str(row.get("last_used", "")), now),
         first_and_last_line(
             str(row.get("error") or (row.get("reason") if row.get("state") == "unloading" else "") or "")
         ),

@@ -1,0 +1,42 @@
+"""Receipts of requests as text. Pure; `requests.py` and `corral top` print it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from corral.cli.common.output import relative_time
+
+if TYPE_CHECKING:
+    from corral.contract.receipts import RequestView
+
+COLUMNS = ("WHEN", "MODEL", "KEY", "STATUS", "NODE", "QUEUED", "LOADED", "FIRST", "TOTAL", "IN", "OUT", "NOTE")
+
+
+def row(view: RequestView, now: datetime | None = None) -> tuple[str, ...]:
+    return (
+        relative_time(view.at, now),
+        f"{view.model} ({view.served_by})" if view.served_by else view.model,
+        view.key or view.key_id,
+        str(view.status),
+        view.node or view.node_id,
+        duration(view.queue_ms),
+        duration(view.load_ms),
+        duration(view.first_byte_ms),
+        duration(view.total_ms),
+        str(view.prompt_tokens) if view.prompt_tokens else "",
+        f"{'~' if view.estimated else ''}{view.completion_tokens}" if view.completion_tokens else "",
+        note(view),
+    )
+
+
+def duration(ms: float) -> str:
+    if ms < 0.5:
+        return ""
+    return f"{ms:.0f} ms" if ms < 10_000 else f"{ms / 1000:.1f} s"
+
+
+def note(view: RequestView) -> str:
+    words = {"client_left": "the client disconnected", "upstream_broke": "the replica closed the connection"}
+    tried = f"{view.tries} attempts" if view.tries > 1 else ""
+    return ", ".join(word for word in (words.get(view.ending, view.ending), tried) if word)
