@@ -24,8 +24,11 @@ def test_how_long_the_database_is_waited_for() -> None:
     assert f"writers {writers:g} s for their turn and another process's lock together, readers {readers:g} s" in page
 
 
-def test_decisions_are_numbered_without_a_gap_and_their_titles_agree() -> None:
+def test_decisions_have_numbers_of_their_own_and_their_titles_agree() -> None:
+    """A number that was set aside for a decision that nobody took stays free."""
     found = sorted((ROOT / "docs" / "adr").glob("*.md"))
-    assert [path.name[:5] for path in found] == [f"{number:04}-" for number in range(1, len(found) + 1)]
-    for number, path in enumerate(found, 1):
+    numbers = [int(path.name.partition("-")[0]) for path in found]
+    assert len(set(numbers)) == len(numbers) > 30
+    for number, path in zip(numbers, found, strict=True):
+        assert path.name.startswith(f"{number:04}-"), path.name
         assert path.read_text().startswith(f"# {number}. "), path.name

@@ -119,7 +119,7 @@ def test_keys_of_a_node(fleet: FleetState, rows: int, keys: str, command: Act | 
 def test_what_a_node_is_not_ready_for_is_said(fleet: FleetState, rows: int, key: str, why: str) -> None:
     screen = ScreenState(view="nodes")
     assert press(screen, fleet, *["down"] * rows, key) is None
-    assert screen.asked is None
+    assert screen.unconfirmed is None
     assert why in text(screen, fleet)[-2]
 
 
@@ -151,7 +151,7 @@ def test_a_viewer_cannot_act(fleet: FleetState, view: str, key: str) -> None:
     fleet.role = "viewer"
     screen = ScreenState(view=view)
     assert press(screen, fleet, key) is None
-    assert screen.asked is None
+    assert screen.unconfirmed is None
     lines = text(screen, fleet)
     assert "only keys of admins change the fleet" in lines[-2]
     assert not {"d drain", "a approve", "r retry", "c cancel"} & {word for word in lines[-1].split("   ")}

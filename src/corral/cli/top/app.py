@@ -140,34 +140,34 @@ class TopApp(App[None]):
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _act(self, asked: Act) -> None:
+    async def _act(self, requested: Act) -> None:
         try:
-            self._state.message = await details.act(self._client, asked)
+            self._state.message = await details.act(self._client, requested)
         except CorralError as error:
-            self._state.message = f"{asked.kind} failed: {error.message}"
+            self._state.message = f"{requested.kind} failed: {error.message}"
         self._feed.wake()
         self._draw()
 
-    async def _explain(self, asked: Explain, panel: TextPanel) -> None:
+    async def _explain(self, requested: Explain, panel: TextPanel) -> None:
         try:
-            panel.lines = await details.explain(self._client, self._fleet, asked, self.size.width)
+            panel.lines = await details.explain(self._client, self._fleet, requested, self.size.width)
         except CorralError as error:
             panel.lines = [error.message]
         self._draw()
 
-    async def _list_logs(self, asked: ListLogs) -> None:
+    async def _list_logs(self, requested: ListLogs) -> None:
         try:
-            names = await self._client.logs.names(asked.node)
-            self._fleet.node_logs = {**self._fleet.node_logs, asked.node: names}
+            names = await self._client.logs.names(requested.node)
+            self._fleet.node_logs = {**self._fleet.node_logs, requested.node: names}
             if not names:
-                self._state.message = f"{asked.node} has no logs of backends."
+                self._state.message = f"{requested.node} has no logs of backends."
         except CorralError as error:
             self._state.message = error.message
         self._draw()
 
-    async def _follow_log(self, asked: FollowLog, panel: TextPanel) -> None:
+    async def _follow_log(self, requested: FollowLog, panel: TextPanel) -> None:
         try:
-            async with aclosing(self._client.logs.follow(asked.node, asked.name, _LOG_TAIL)) as lines:
+            async with aclosing(self._client.logs.follow(requested.node, requested.name, _LOG_TAIL)) as lines:
                 async for line in lines:
                     panel.append([line.text])
                     self._fleet_moves = True

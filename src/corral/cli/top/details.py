@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from corral.contract.why import WhyReplica
 
 
-async def explain(client: Client, fleet: FleetState, asked: Explain, width: int) -> list[str]:
+async def explain(client: Client, fleet: FleetState, requested: Explain, width: int) -> list[str]:
     """Raises the fleet's errors."""
-    match asked.kind:
+    match requested.kind:
         case "node":
-            return await _node(client, fleet, asked, width)
+            return await _node(client, fleet, requested, width)
         case "model":
-            why = await client.why.model(asked.id)
+            why = await client.why.model(requested.id)
             lines = [*why_text.model_details(why), *_replicas(why.replicas, width)]
             lines += _section(why_text.NODE_COLUMNS, why_text.verdict_rows(why), width, "There are no nodes.")
             return lines
         case "operation":
-            view = await client.operations.get(asked.id)
+            view = await client.operations.get(requested.id)
             rows = [operation_text.node_row(each) for each in view.nodes]
             lines = list(operation_text.details(view))
             return [*lines, *_section(operation_text.NODE_COLUMNS, rows, width, "The operation has no nodes.")]
         case "request":
-            return list(_request(fleet, asked.id))
+            return list(_request(fleet, requested.id))
 
 
-async def _node(client: Client, fleet: FleetState, asked: Explain, width: int) -> list[str]:
-    node = fleet.nodes.get(asked.id)
+async def _node(client: Client, fleet: FleetState, requested: Explain, width: int) -> list[str]:
+    node = fleet.nodes.get(requested.id)
     lines = list(node_text.details(node)) if node is not None else []
-    why = await client.why.node(asked.id)
+    why = await client.why.node(requested.id)
     # The name is in the details already.
     lines += ["", *(line for line in why_text.node_details(why) if not line.startswith("node "))]
     lines += _section(why_text.SPACE_COLUMNS, [why_text.space_row(each) for each in why.spaces], width, "")
@@ -68,21 +68,21 @@ def _section(columns: Sequence[str], rows: Iterable[Sequence[str]], width: int, 
     return ["", *table_lines(columns, shown, width)]
 
 
-async def act(client: Client, asked: Act) -> str:
+async def act(client: Client, requested: Act) -> str:
     """Carry out a change and say what follows from it. Raises the fleet's errors."""
-    match asked.kind:
+    match requested.kind:
         case "drain":
-            await client.nodes.drain(asked.id)
-            return f"{asked.name} drains. Press d again to take it back."
+            await client.nodes.drain(requested.id)
+            return f"{requested.name} drains. Press d again to take it back."
         case "resume":
-            await client.nodes.resume(asked.id)
-            return f"{asked.name} is in service again."
+            await client.nodes.resume(requested.id)
+            return f"{requested.name} is in service again."
         case "approve":
-            await client.nodes.approve(asked.id)
-            return f"{asked.name} is approved."
+            await client.nodes.approve(requested.id)
+            return f"{requested.name} is approved."
         case "retry":
-            await client.operations.retry(asked.id)
-            return f"{asked.name}: retrying now."
+            await client.operations.retry(requested.id)
+            return f"{requested.name}: retrying now."
         case "cancel":
-            steered = await client.operations.cancel(asked.id)
-            return f"{asked.name}: {steered.message or 'cancelled'}"
+            steered = await client.operations.cancel(requested.id)
+            return f"{requested.name}: {steered.message or 'cancelled'}"

@@ -105,8 +105,13 @@ def _title(fleet: FleetState, width: int) -> Line:
     where = f"{fleet.context} ({fleet.url})" if fleet.context else fleet.url
     left = printable(f"corral top  {where}")
     right = printable(f"{fleet.key_name} ({fleet.role})  {'live' if fleet.live else 'every 2 s'}")
-    room = width - cell_len(right) - 2
-    return (Span(cut(left, max(room, 0)) + "  " + cut(right, min(width - max(room, 0) - 2, cell_len(right))), "bold"),)
+    left_width = width - cell_len(right) - 2
+    return (
+        Span(
+            cut(left, max(left_width, 0)) + "  " + cut(right, min(width - max(left_width, 0) - 2, cell_len(right))),
+            "bold",
+        ),
+    )
 
 
 def _views(fleet: FleetState, screen: ScreenState, width: int) -> Line:
@@ -124,8 +129,8 @@ def _views(fleet: FleetState, screen: ScreenState, width: int) -> Line:
 
 def _message(fleet: FleetState, screen: ScreenState, width: int) -> Line:
     words = screen.text.words if screen.text is not None else screen.words.get(screen.view, "")
-    if screen.asked is not None:
-        return _plain(f"{screen.asked.question} [y/N]", width, "bold")
+    if screen.unconfirmed is not None:
+        return _plain(f"{screen.unconfirmed.question} [y/N]", width, "bold")
     if screen.is_editing:
         return _plain(f"filter: {words}_", width, "bold")
     if screen.message:

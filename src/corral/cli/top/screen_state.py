@@ -120,7 +120,7 @@ class ScreenState:
     view: str = VIEWS[0]
     words: dict[str, str] = field(default_factory=dict)  # the filter of each view
     is_editing: bool = False  # the filter
-    asked: Act | None = None
+    unconfirmed: Act | None = None
     text: TextPanel | None = None
     message: str = ""
     _cursors: dict[str, _Cursor] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class ScreenState:
         if self.is_editing:
             self._edit(key, character)
             return None
-        if self.asked is not None:
+        if self.unconfirmed is not None:
             return self._answer(key)
         if self.text is not None:
             return self._on_text_key(self.text, key, page, width)
@@ -189,9 +189,9 @@ class ScreenState:
             self._cursors.pop(self.view, None)
 
     def _answer(self, key: str) -> Command | None:
-        asked, self.asked = self.asked, None
+        unconfirmed, self.unconfirmed = self.unconfirmed, None
         if key in ("y", "Y", "upper_y"):
-            return asked
+            return unconfirmed
         self.message = "Nothing was changed."
         return None
 
@@ -280,7 +280,7 @@ class ScreenState:
 
     def _ask(self, act: Act) -> None:
         """Show the question; `_answer` returns the act."""
-        self.asked = act
+        self.unconfirmed = act
 
 
 def _wrapped(line: str, width: int) -> list[str]:
