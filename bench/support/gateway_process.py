@@ -7,6 +7,7 @@ Only the fleet is fixed: one key, one model, one replica. Run: `gateway_process.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,10 +24,13 @@ from corral.gateway.routing.router import ReplicaRouter
 from corral.gateway.settings import GatewaySettings
 from corral.gateway.view.controller_link import ControllerLink
 from corral.gateway.view.fleet import Fleet, prepare_fleet
-from corral.gateway.wiring import GatewayState, build_handler
+from corral.gateway.wiring import GatewayState, build_handler, new_tracer
 from corral.kit.clock import SystemClock
 from corral.kit.process import freeze_gc_after_start
 from corral.kit.secrets import digest
+from corral.kit.settings import read_settings
+from corral.kit.tasks import background
+from corral.kit.tracing.settings import TraceSettings
 from corral.relay import Limits, RelayServer, UpstreamPool
 
 
@@ -68,20 +72,25 @@ def one_replica(host: str, port: int, key: str, token: str = "token-for-the-ingr
 
 async def serve(port: int, view: FleetView) -> None:
     clock = SystemClock()
-    settings = GatewaySettings(controller=f"unix:{Path('/nowhere')}")
+    traces = read_settings(TraceSettings, flags={}, env=os.environ)
+    settings = GatewaySettings(controller=f"unix:{Path('/nowhere')}", traces=traces)
     pool = UpstreamPool()
     state, fleets, client = GatewayState(settings), FixedFleet(view), Nowhere()
     loads = LoadWatcher(client, lambda: None, clock, poll_s=1.0)
     router = ReplicaRouter(state.in_flight, loads, clock, settings.routing, _never_newer)
     router.apply_view(view)
     metrics = Metrics()
-    handler = build_handler(settings, fleets, router, metrics, clock, gateway_key="ck_bench", state=state)
+    tracer = new_tracer(settings, metrics, fleets.server_now)
+    handler = build_handler(
+        settings, fleets, router, metrics, clock, gateway_key="ck_bench", state=state, tracer=tracer
+    )
     server = RelayServer(handler, Limits(), pool=pool, fast_path=handler.fast_path)
     await server.listen("127.0.0.1", port)
     freeze_gc_after_start(asyncio.get_running_loop())  # as a gateway does
     counts = metrics.routes[RouteClass.INFERENCE]
     sender = ReceiptSender(state.receipts, counts, client, clock, fleets.server_now, router.waiting, interval_s=1.0)
-    await sender.run()
+    async with background(*([tracer.exporter.run()] if tracer is not None else [])):
+        await sender.run()
 
 
 async def _never_newer() -> None:

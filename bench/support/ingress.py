@@ -7,6 +7,7 @@ supervisor is left out: its table has one row that never changes.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -19,7 +20,11 @@ from corral.contract.codec import encode
 from corral.inference.request_files import LocalFiles
 from corral.kit.log import configure_logging
 from corral.kit.process import freeze_gc_after_start
+from corral.kit.settings import read_settings
 from corral.kit.signing import Signer
+from corral.kit.tasks import background
+from corral.kit.tracing.settings import TraceSettings
+from corral.kit.tracing.tracer import open_tracer
 from corral.relay import RelayServer, UpstreamPool
 from corral.worker.ingress.routes import IngressRoutes
 from corral.worker.ingress.tokens import TokenVerifier
@@ -56,10 +61,12 @@ async def serve(port: int, upstream: int) -> None:
         status = WorkerStatus("boot", "bench", node_id=NODE)
         processes = OneProcess(upstream)
         files = LocalFiles(Path(folder))
-        routes = IngressRoutes(status, tokens, WorkerMetrics(), processes.find, LogBook(), files)
+        tracer = open_tracer(read_settings(TraceSettings, flags={}, env=os.environ), "corral-worker", time.time)
+        routes = IngressRoutes(status, tokens, WorkerMetrics(), processes.find, LogBook(), files, tracer=tracer)
         server = RelayServer(routes, pool=UpstreamPool(), fast_path=routes.fast_path)
         await server.listen("127.0.0.1", port)
-        await asyncio.Event().wait()
+        async with background(*([tracer.exporter.run()] if tracer is not None else [])):
+            await asyncio.Event().wait()
 
 
 def main() -> None:

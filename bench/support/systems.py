@@ -75,10 +75,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(command: list[str], port: int, log: Path) -> Iterator[psutil.Process]:
-    """The command, until the block ends; entered when its port answers."""
+def running(command: list[str], port: int, log: Path, env: dict[str, str] | None = None) -> Iterator[psutil.Process]:
+    """The command, until the block ends; entered when its port answers. `env`: more variables for it."""
     with log.open("ab") as out:
-        popen = subprocess.Popen(command, stdout=out, stderr=out)
+        popen = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **(env or {})})
     try:
         deadline = time.monotonic() + 60
         while True:

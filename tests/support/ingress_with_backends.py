@@ -15,6 +15,7 @@ from corral.inference.request_files import LocalFiles
 from corral.kit.clock import SystemClock
 from corral.kit.hosts import HostPort
 from corral.kit.signing import Signer
+from corral.kit.tracing.tracer import Tracer
 from corral.worker.agent.server_clock import ServerClock
 from corral.worker.ingress.certificate import IngressCertificate
 from corral.worker.ingress.routes import IngressRoutes
@@ -61,7 +62,7 @@ class Worksite:
 
 
 @contextlib.asynccontextmanager
-async def open_site(folder: Path, **changed: Any) -> AsyncIterator[Worksite]:
+async def open_site(folder: Path, tracer: Tracer | None = None, **changed: Any) -> AsyncIterator[Worksite]:
     signer, clock = Signer(Signer.new_private_key()), ServerClock(SystemClock())
     tokens = TokenVerifier(clock.now)
     tokens.trust(signer.public_key, NODE)
@@ -69,7 +70,9 @@ async def open_site(folder: Path, **changed: Any) -> AsyncIterator[Worksite]:
         async with make_supervisor(folder / "processes", **changed) as supervisor:
             files = LocalFiles(folder / "requests")
             status = WorkerStatus("boot-1", "w1")
-            routes = IngressRoutes(status, tokens, WorkerMetrics(), supervisor.find, supervisor.logs, files)
+            routes = IngressRoutes(
+                status, tokens, WorkerMetrics(), supervisor.find, supervisor.logs, files, tracer=tracer
+            )
             certificate = IngressCertificate(folder)
             async with Ingress(HostPort("127.0.0.1", 0), routes, tokens, certificate, clock.now) as ingress:
                 yield Worksite(supervisor, routes, ingress, signer)

@@ -61,11 +61,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 time.sleep(0.01)
         if self.path == "/exit":
             os._exit(7)
-        body = json.dumps({"pid": os.getpid(), "authorization": self.headers.get("Authorization", "")}).encode()
+        seen = {"pid": os.getpid(), "authorization": self.headers.get("Authorization", "")}
+        seen |= {name: self.headers[name] for name in ("traceparent", "tracestate") if name in self.headers}
+        body = json.dumps(seen).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
 http.server.ThreadingHTTPServer.allow_reuse_address = True
 http.server.ThreadingHTTPServer((host, port), Handler).serve_forever()
 """

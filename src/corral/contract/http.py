@@ -216,6 +216,11 @@ class PreparedForward:
         self.wire = wire  # the upstream's head up to the digits of Content-Length
         self.tag: object = None  # belongs to the fast path that prepared it
 
+    def with_header(self, name: bytes, value: bytes) -> PreparedForward:
+        """This forward for a single request, with one more header, which the client's head must not have. Without the
+        tag."""
+        raise NotImplementedError
+
 
 class FastPath(Protocol):
     """Offered by a handler besides `handle`, for requests that need no wait before they are forwarded.

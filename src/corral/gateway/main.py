@@ -127,8 +127,9 @@ async def open_gateway(
             interval_s=settings.receipts_interval_s,
             take_pressure=replicas.take_pressure,
         )
+        tracer = wiring.new_tracer(settings, metrics, views.server_now)
         handler = wiring.build_handler(
-            settings, views, router or replicas, metrics, clock, gateway_key=gateway_key, state=state
+            settings, views, router or replicas, metrics, clock, gateway_key=gateway_key, state=state, tracer=tracer
         )
         trust = wiring.new_trust(settings, address.target, tls)
         certificate = wiring.server_certificate(settings)
@@ -138,6 +139,8 @@ async def open_gateway(
                 server.pool, state.ejection, replicas.nodes_at, clock, silent_s=settings.ingress_silent_s
             )
             loops = {"view": views.run, "ingress monitor": monitor.run, "receipts": sender.run}
+            if tracer is not None:
+                loops["traces"] = tracer.exporter.run
             if settings.hints:
                 loops["hints"] = listener.run
             if certificate is not None:

@@ -12,6 +12,7 @@ from corral.contract.local_sockets import check_socket_folder
 from corral.gateway.routing.settings import RoutingSettings
 from corral.gateway.view.controller_link import parse_controller
 from corral.kit.settings import BadSettings, Seconds, group, positive, setting, valid_log_level, valid_port
+from corral.kit.tracing.settings import TraceSettings
 
 MIB = 1024 * 1024
 MAX_PROCESSES = 64
@@ -175,6 +176,7 @@ class GatewaySettings:
     )
     replica_idle_s: Seconds = _span("longest pause of a replica within an answer", 600)
 
+    traces: TraceSettings = group(TraceSettings)
     log_level: str = setting("debug, info, warning or error", default="info", check=valid_log_level)
     log_json: bool = setting("log lines as JSON", default=False)
 

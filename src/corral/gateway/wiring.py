@@ -24,9 +24,10 @@ from corral.gateway.http.handler import GatewayHandler
 from corral.gateway.http.inference_api import InferenceApi
 from corral.gateway.http.rate_limits import Limiters
 from corral.gateway.http.status_routes import GatewayProcesses, StatusRoutes
-from corral.gateway.receipts.buffer import ReceiptBuffer
+from corral.gateway.receipts.buffer import FinishedRequest, ReceiptBuffer
 from corral.gateway.receipts.metrics import Metrics, RouteClass
 from corral.gateway.receipts.sender import ReceiptSender
+from corral.gateway.receipts.spans import RequestSpans
 from corral.gateway.routing.in_flight import Ejection, InFlight
 from corral.gateway.routing.local_sockets import LocalSockets
 from corral.gateway.routing.request import Router
@@ -42,6 +43,7 @@ from corral.kit.files import read_text
 from corral.kit.log import get_log
 from corral.kit.server_certificate import ServerCertificate
 from corral.kit.tasks import run_every
+from corral.kit.tracing.tracer import Tracer, open_tracer
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
 
 log = get_log(__name__)
@@ -134,15 +136,17 @@ def build_handler(
     gateway_key: str,
     state: GatewayState | None = None,
     processes: GatewayProcesses | None = None,
+    tracer: Tracer | None = None,
 ) -> GatewayHandler:
     """The handler for the relay. `bench/` builds one too, with a fleet and a router that never change."""
     state = state or GatewayState(settings)
+    spans = None if tracer is None else RequestSpans(tracer, state.receipts)
     cors = Cors(settings.cors_origins, max_age_s=settings.cors_max_age_s)
     patience = Patience(settings.replica_first_byte_s, settings.replica_idle_s)
     counts = metrics.routes[RouteClass.INFERENCE]
-    counts.on_counted = state.receipts.add_finished
+    counts.on_counted = state.receipts.add_finished if spans is None else _with_spans(state.receipts, spans)
     forwarder = Forwarder(
-        fleets, router, counts, state.receipts, state.ejection, clock, cors, settings.routing, patience
+        fleets, router, counts, state.receipts, state.ejection, clock, cors, settings.routing, patience, spans
     )
     metrics.totals |= {
         "replica_retries": (
@@ -191,8 +195,32 @@ def build_handler(
             clock.monotonic,
             patience=patience,
             body_limit_bytes=settings.body_limit_bytes,
+            spans=spans,
         )
     return handler
+
+
+def _with_spans(receipts: ReceiptBuffer, spans: RequestSpans) -> Callable[[list[FinishedRequest]], None]:
+    def on_counted(finished: list[FinishedRequest]) -> None:
+        receipts.add_finished(finished)
+        spans.record_finished(finished)
+
+    return on_counted
+
+
+def new_tracer(settings: GatewaySettings, metrics: Metrics, server_now: Callable[[], float]) -> Tracer | None:
+    tracer = open_tracer(settings.traces, "corral-gateway", server_now)
+    exporter = None if tracer is None else tracer.exporter
+    if exporter is not None:
+        exporter.before_sending = metrics.routes[RouteClass.INFERENCE].count_finished
+    metrics.totals |= {
+        "spans_sent": ("Spans that the collector of traces accepted.", lambda: exporter.sent if exporter else 0),
+        "traces_dropped": (
+            "Traced requests whose spans were not sent: the collector was away for too long, or refused them.",
+            lambda: exporter.dropped if exporter else 0,
+        ),
+    }
+    return tracer
 
 
 def read_gateway_key(settings: GatewaySettings) -> str:

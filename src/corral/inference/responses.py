@@ -17,6 +17,8 @@ import msgspec
 from corral.contract.http import BodyTooLarge, ClientGone, Headers, Request, Responder, UpstreamFailed
 from corral.inference.api_errors import ApiError, StreamBroken
 from corral.inference.engine_errors import client_answer, may_be_explained
+from corral.kit.tracing.context import TRACEPARENT
+from corral.kit.tracing.tracer import current_span
 
 ROUTE = b"/v1/responses"
 _EVENTS = "text/event-stream"
@@ -48,6 +50,10 @@ class Responses:
             await responder.send(refused.status, refused.headers, refused.body)
             return refused.status
         sent = {"content-type": "application/json", "authorization": f"Bearer {token}"}
+        span = current_span.get()
+        parent = request.header(TRACEPARENT) if span is None else span.context.traceparent()
+        if parent is not None:
+            sent[TRACEPARENT.decode()] = parent.decode("latin-1")
         try:
             answer = await self._open().post(base_url + ROUTE.decode(), data=body, headers=sent)
         except aiohttp.ClientConnectorError as error:

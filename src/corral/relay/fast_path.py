@@ -118,7 +118,7 @@ class FastPathConnection(ClientConnection):
                         tail = None
             if tail is None:
                 template, tail = self.server.templates.recognise(data, template)
-                self._template = template
+                self._template = template or self._template  # one unusual head is no reason to forget the usual one
             if template is not None and tail is not None:
                 digits, _, body_at, request_id = tail
                 body = data[body_at:]
@@ -243,7 +243,7 @@ class FastPathUpstream(UpstreamConnection):
                     tail = None
         if tail is None:
             template, tail = self._pool.templates.recognise(data, template)
-            self._template = template
+            self._template = template or self._template
         server = conn.server
         if template is not None and tail is not None and not conn.paused and not server.draining:
             head = template.head

@@ -32,6 +32,7 @@ from corral.kit.log import configure_logging, get_log, mask_secrets
 from corral.kit.process import freeze_gc_after_start
 from corral.kit.settings import shown
 from corral.kit.tasks import Wake, background, run_until
+from corral.kit.tracing.tracer import Tracer, open_tracer
 from corral.worker.agent.agent import Agent
 from corral.worker.agent.controller import ControllerApi, open_controller
 from corral.worker.agent.join.bus_access import BusOpener
@@ -84,6 +85,7 @@ class Parts:
     wake: Wake  # of the next heartbeat
     supervisor: Supervisor
     routes: IngressRoutes
+    tracer: Tracer | None
     hardware: HardwareMonitor
     served: ServedBlobs
     revoked: RevokedNodes
@@ -137,6 +139,7 @@ async def serve(
             ) as ingress,
             HandOver(settings.node.data, on_successor=on_successor) as handover,
             background(*([watch(status)] if watch is not None else [])),
+            background(*([parts.tracer.exporter.run()] if parts.tracer is not None else [])),
         ):
             if inherited is not None:
                 inherited.confirm_serving()
@@ -180,6 +183,9 @@ def make_parts(settings: WorkerSettings, clock: Clock) -> Parts:
     served, revoked = ServedBlobs(), RevokedNodes(server_clock.now)
     max_upload = RateLimit(settings.install.max_upload, clock)
     blobs = BlobRoutes(served, tokens, revoked, max_upload, on_sent=metrics.sent_blob_bytes.inc)
+    tracer = open_tracer(settings.traces, "corral-worker", server_clock.now)
+    if tracer is not None:
+        tracer.exporter.on_sent, tracer.exporter.on_dropped = metrics.spans_sent.inc, metrics.traces_dropped.inc
     return Parts(
         clock=clock,
         identity=identity,
@@ -192,7 +198,8 @@ def make_parts(settings: WorkerSettings, clock: Clock) -> Parts:
         tokens=tokens,
         wake=wake,
         supervisor=supervisor,
-        routes=IngressRoutes(status, tokens, metrics, supervisor.find, supervisor.logs, files, blobs),
+        routes=IngressRoutes(status, tokens, metrics, supervisor.find, supervisor.logs, files, blobs, tracer),
+        tracer=tracer,
         hardware=hardware,
         served=served,
         revoked=revoked,

@@ -44,6 +44,14 @@ class WorkerMetrics:
             "corral_worker_blob_sent_bytes", "Bytes of blobs that were sent to other workers.", registry=self.registry
         )
 
+        self.spans_sent = Counter(
+            "corral_worker_spans_sent", "Spans that the collector of traces accepted.", registry=self.registry
+        )
+        self.traces_dropped = Counter(
+            "corral_worker_traces_dropped",
+            "Spans that were not sent: the collector was away for too long, or refused them.",
+            registry=self.registry,
+        )
         self.orders = Counter(
             "corral_worker_orders",
             "Accepted orders that have ended, by kind.",

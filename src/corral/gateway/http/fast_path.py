@@ -14,17 +14,19 @@ from typing import Any, Protocol, runtime_checkable
 
 from corral.contract.http import KnownHead, Patience, PreparedForward, Request, Responder, Tap
 from corral.gateway.http.auth import authenticate
-from corral.gateway.http.forward import ForwardTag
+from corral.gateway.http.forward import ForwardTag, TracedTag
 from corral.gateway.http.headers import HIDDEN_FROM_REPLICA, for_replica
 from corral.gateway.http.inference_api import INFERENCE_PATHS
 from corral.gateway.http.model_field import read_fast
 from corral.gateway.http.rate_limits import KeyLimiter, Limiters
 from corral.gateway.receipts.metrics import MAX_UNCOUNTED, RouteCounts
+from corral.gateway.receipts.spans import RequestSpans
 from corral.gateway.receipts.usage import NOT_SEEN, TAIL_BYTES, UsageTap, both_ends, read_usage, summarize
 from corral.gateway.responses import Response
 from corral.gateway.routing.replicas import Route
 from corral.gateway.routing.request import RouteRequest
 from corral.gateway.view.fleet import Client, Fleet, FleetSource
+from corral.kit.tracing.context import TRACEPARENT
 
 MAX_POLICIES = 1024
 MAX_FORWARDS = 64  # per head; with more replicas of one model some forwards are prepared again
@@ -70,7 +72,9 @@ class InferenceFastPath:
         *,
         patience: Patience,
         body_limit_bytes: int,
+        spans: RequestSpans | None = None,
     ) -> None:
+        self._spans = spans
         self._handle_prepared = handle_prepared
         self._fleets = fleets
         self._route_now = router.route_now
@@ -111,6 +115,9 @@ class InferenceFastPath:
             policy.forward = self._prepare(policy, client, head, route)
             policy.route = route
         self._counts.in_flight += 1
+        spans = self._spans
+        if spans is not None and spans.is_sampled() and policy.forward is not None:
+            return _traced(policy.forward, spans)
         return policy.forward
 
     def on_response(
@@ -184,6 +191,8 @@ class InferenceFastPath:
         logged."""
         if head.method != b"POST" or head.path.partition(b"?")[0] not in INFERENCE_PATHS:
             return None
+        if self._spans is not None and any(name == TRACEPARENT for name, _ in head.headers):
+            return None  # the client decides what is traced, and the header changes with each request
         kinds = [value for name, value in head.headers if name == b"content-type"]
         if (kinds and kinds[0].lower().startswith(b"multipart/")) or _handler_log.isEnabledFor(logging.DEBUG):
             return None
@@ -205,3 +214,11 @@ class InferenceFastPath:
                 policy.forwards.clear()
             policy.forwards[route] = forward
         return forward
+
+
+def _traced(forward: PreparedForward, spans: RequestSpans) -> PreparedForward:
+    trace = spans.start_new()
+    tag: ForwardTag = forward.tag  # type: ignore[assignment]  # set by `_prepare`
+    traced = forward.with_header(TRACEPARENT, trace.client.traceparent())
+    traced.tag = TracedTag(tag, trace)
+    return traced

@@ -30,12 +30,13 @@ from corral.contract.models import LONGEST_NAME
 from corral.gateway import responses
 from corral.gateway.http.bodies import BudgetExceeded
 from corral.gateway.http.cors import Cors
-from corral.gateway.http.headers import HIDDEN_FROM_REPLICA, for_replica
+from corral.gateway.http.headers import HIDDEN_FROM_REPLICA, for_replica, hidden_from_replica
 from corral.gateway.http.model_field import FieldReader
 from corral.gateway.http.multipart import SpooledBody
 from corral.gateway.http.rate_limits import KeyLimiter
 from corral.gateway.receipts.buffer import ReceiptBuffer, ReceiptTemplate, served_by
 from corral.gateway.receipts.metrics import CLIENT_GONE, RouteCounts
+from corral.gateway.receipts.spans import RequestSpans, RequestTrace
 from corral.gateway.receipts.usage import NO_USAGE, Usage, UsageTap
 from corral.gateway.responses import Response
 from corral.gateway.routing.in_flight import Ejection
@@ -76,6 +77,20 @@ class ForwardTag(ReceiptTemplate):
         self.limiter = limiter
 
 
+class TracedTag(ForwardTag):
+    """The tag of a forward that is made for a single, traced request."""
+
+    __slots__ = ("_all", "trace")
+
+    def __init__(self, tag: ForwardTag, trace: RequestTrace) -> None:
+        super().__init__(tag.client, tag.route, tag.path, tag.limiter)
+        self._all = tag
+        self.trace: RequestTrace | None = trace
+
+    def start(self) -> bytes:
+        return self._all.start()
+
+
 @dataclass(slots=True)
 class _RequestOutcome:
     """What happened to one request over all attempts, for its receipt."""
@@ -86,6 +101,7 @@ class _RequestOutcome:
     wait_times: WaitTimes
     limiter: KeyLimiter | None
     tap: UsageTap
+    trace: RequestTrace | None = None
     attempts: int = 0
     is_repeated: bool = False  # sent again although the first process may have started to work on it
     status: int = 500
@@ -110,7 +126,10 @@ class Forwarder:
         cors: Cors,
         settings: RoutingSettings,
         patience: Patience,
+        spans: RequestSpans | None = None,
     ) -> None:
+        """`spans` None: no request is traced."""
+        self._spans = spans
         self._fleets = fleets
         self._router = router
         self._counts = counts
@@ -132,6 +151,7 @@ class Forwarder:
             inference.wait_times or WaitTimes(),
             inference.limiter,
             UsageTap(),
+            None if self._spans is None else self._spans.start(request.headers, request.method),
         )
         return await self._run(request, responder, outcome, inference, None)
 
@@ -149,6 +169,7 @@ class Forwarder:
             WaitTimes(),
             tag.limiter,
             tap if isinstance(tap, UsageTap) else UsageTap(),
+            tag.trace,
         )
         return await self._run(request, responder, outcome, None, tag.route)
 
@@ -221,8 +242,8 @@ class Forwarder:
         return await responder.relay(
             route.target,
             path=route.path,
-            strip=HIDDEN_FROM_REPLICA,
-            add=for_replica(route.ingress_token),
+            strip=HIDDEN_FROM_REPLICA if outcome.trace is None else hidden_from_replica(request.headers),
+            add=for_replica(route.ingress_token, outcome.trace.client.traceparent() if outcome.trace else b""),
             body=None if inference is None else await _body_for(route, inference),
             tap=outcome.tap,
             response_headers=(*self._cors.headers(request), *self._route_headers(route)),
@@ -283,27 +304,28 @@ class Forwarder:
 
     def _write_receipt(self, request: Request, outcome: _RequestOutcome, usage: Usage) -> None:
         wait_times, total_s = outcome.wait_times, self._clock.monotonic() - outcome.started
-        self._receipts.add(
-            served_by(
-                outcome.replica,
-                id=request.request_id,
-                at=self._fleets.server_now() - total_s,
-                key_id=outcome.client.key_id,
-                model=outcome.model[:LONGEST_NAME],  # cut to the longest name: many receipts have to fit into one batch
-                path=request.route[:200].decode("latin-1"),
-                status=outcome.status,
-                queue_ms=_ms(wait_times.queue_s),
-                load_ms=_ms(wait_times.load_s),
-                first_byte_ms=_ms(outcome.first_s() or 0.0),
-                total_ms=_ms(total_s),
-                prompt_tokens=usage.prompt,
-                completion_tokens=usage.completion,
-                estimated=usage.estimated,
-                streamed=outcome.tap.streamed,
-                ending=outcome.ending,
-                tries=max(1, outcome.attempts),
-            )
+        receipt = served_by(
+            outcome.replica,
+            id=request.request_id,
+            at=self._fleets.server_now() - total_s,
+            key_id=outcome.client.key_id,
+            model=outcome.model[:LONGEST_NAME],  # cut to the longest name: many receipts have to fit into one batch
+            path=request.route[:200].decode("latin-1"),
+            status=outcome.status,
+            queue_ms=_ms(wait_times.queue_s),
+            load_ms=_ms(wait_times.load_s),
+            first_byte_ms=_ms(outcome.first_s() or 0.0),
+            total_ms=_ms(total_s),
+            prompt_tokens=usage.prompt,
+            completion_tokens=usage.completion,
+            estimated=usage.estimated,
+            streamed=outcome.tap.streamed,
+            ending=outcome.ending,
+            tries=max(1, outcome.attempts),
         )
+        self._receipts.add(receipt)
+        if self._spans is not None and outcome.trace is not None:
+            self._spans.record(outcome.trace, receipt)
 
     async def _send(self, request: Request, responder: Responder, response: Response) -> int:
         return await responses.send(responder, response, self._cors.headers(request))

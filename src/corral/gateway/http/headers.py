@@ -6,6 +6,7 @@ The gateway never passes on what a client claims about itself (`X-Forwarded-*`, 
 from __future__ import annotations
 
 from corral.contract.http import Headers, Request, Strip
+from corral.kit.tracing.context import TRACEPARENT, TRACESTATE, find_parent
 
 _CLAIMS = (b"forwarded", b"x-real-ip")
 _CLAIM_PREFIXES = (b"x-corral-", b"x-forwarded-")
@@ -15,6 +16,17 @@ HIDDEN_FROM_CONTROLLER = Strip(_CLAIMS, _CLAIM_PREFIXES)
 # A replica sees neither the client's secrets nor its browser: keys, cookies and cross-origin headers are removed.
 _CLIENT_ONLY = (b"authorization", b"x-api-key", b"cookie", b"origin", b"referer")
 HIDDEN_FROM_REPLICA = Strip((*_CLAIMS, *_CLIENT_ONLY), _CLAIM_PREFIXES)
+
+
+# Of a traced request: the gateway's own `traceparent` takes the place of the client's. Without a valid one,
+# `tracestate` means nothing.
+HIDDEN_WITH_PARENT = Strip((*HIDDEN_FROM_REPLICA.names, TRACEPARENT), HIDDEN_FROM_REPLICA.prefixes)
+HIDDEN_WITHOUT_PARENT = Strip((*HIDDEN_WITH_PARENT.names, TRACESTATE), HIDDEN_FROM_REPLICA.prefixes)
+
+
+def hidden_from_replica(headers: Headers) -> Strip:
+    """The client's headers that the replica of a traced request does not get."""
+    return HIDDEN_WITHOUT_PARENT if find_parent(headers) is None else HIDDEN_WITH_PARENT
 
 
 def for_controller(request: Request, gateway_key: bytes) -> Headers:
@@ -31,9 +43,10 @@ def for_controller(request: Request, gateway_key: bytes) -> Headers:
     return headers
 
 
-def for_replica(ingress_token: bytes) -> Headers:
-    """A worker's ingress accepts a token that the controller signed."""
-    return ((b"authorization", b"Bearer " + ingress_token),)
+def for_replica(ingress_token: bytes, traceparent: bytes = b"") -> Headers:
+    """A worker's ingress accepts a token that the controller signed. `traceparent`: of a traced request."""
+    token = (b"authorization", b"Bearer " + ingress_token)
+    return (token, (TRACEPARENT, traceparent)) if traceparent else (token,)
 
 
 def client_ip(host: str) -> str:

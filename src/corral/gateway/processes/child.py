@@ -146,8 +146,17 @@ async def _open(
             interval_s=settings.receipts_interval_s,
             take_pressure=router.take_pressure,
         )
+        tracer = wiring.new_tracer(settings, metrics, parent.server_now)
         handler = wiring.build_handler(
-            settings, parent, router, metrics, clock, gateway_key=gateway_key, state=state, processes=parent
+            settings,
+            parent,
+            router,
+            metrics,
+            clock,
+            gateway_key=gateway_key,
+            state=state,
+            processes=parent,
+            tracer=tracer,
         )
         certificate = wiring.server_certificate(settings)
         trust = wiring.new_trust(settings, address.target, tls)
@@ -166,6 +175,8 @@ async def _open(
                 tasks.create_task(parent.report_metrics(), name="metrics"),
                 tasks.create_task(parent.publish_connections(), name="connections"),
             ]
+            if tracer is not None:
+                running.append(tasks.create_task(tracer.exporter.run(), name="traces"))
             if certificate is not None:
                 watching = wiring.watch_certificate(certificate, settings, clock)
                 running.append(tasks.create_task(watching, name="certificate"))

@@ -8,7 +8,7 @@ bounded: receipts that do not fit until the next batch are counted, not kept.
 from __future__ import annotations
 
 import time
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,9 @@ from corral.gateway.receipts.usage import StreamSummary, read_plain_usage
 from corral.gateway.routing.replicas import ReplicaTarget, Route
 from corral.gateway.view.fleet import Client
 
+if TYPE_CHECKING:
+    from corral.gateway.receipts.spans import RequestTrace
+
 _NO_TOKENS = (0, 0)
 
 
@@ -25,6 +28,7 @@ class ReceiptTemplate:
     """What the receipts of all requests of one client to one replica have in common."""
 
     __slots__ = ("_start", "client", "counter", "path", "route")
+    trace: RequestTrace | None = None  # of a tag that is made for a single, traced request
 
     def __init__(self, client: Client, route: Route, path: bytes) -> None:
         self.client = client

@@ -24,6 +24,8 @@ from corral.inference.api_errors import ApiError, not_implemented
 from corral.inference.backend_process import BackendProcess
 from corral.inference.engine_errors import explain
 from corral.kit.log import get_log
+from corral.kit.tracing.context import TRACEPARENT
+from corral.kit.tracing.tracer import OpenSpan, begin_child
 
 log = get_log(__name__)
 R = TypeVar("R", bound=Message)
@@ -45,6 +47,7 @@ _NOT_LOADED = "model not loaded"
 _TOO_LARGE = "larger than max"
 _REFUSED = "failed to connect"
 Code = grpc.StatusCode
+_SERVICE = "backend.Backend"
 
 
 class ModelNotLoaded(Exception):
@@ -82,10 +85,14 @@ class BackendClient:
             raise _not_loaded(error) from error
 
     async def _call_once(self, rpc: str, request: Message, reply: type[R]) -> R:
+        span = begin_child(f"{_SERVICE}/{rpc}", {"rpc.system": "grpc", "rpc.method": rpc})
         try:
-            answer = await getattr(self._stub, rpc)(request, metadata=self._metadata)
+            answer = await getattr(self._stub, rpc)(request, metadata=self._metadata_of(span))
         except grpc.aio.AioRpcError as error:
-            raise self._translate(error, rpc) from error
+            raise self._translate(error, rpc, span) from error
+        finally:
+            if span is not None:
+                span.end()
         if not isinstance(answer, reply):
             raise TypeError(f"{rpc} answered with {type(answer).__name__}")
         return answer
@@ -124,14 +131,19 @@ class BackendClient:
             raise
 
     async def _replies(self, rpc: str, request: Message) -> AsyncGenerator[Any, None]:
-        call = getattr(self._stub, rpc)(request, metadata=self._metadata)
+        span = begin_child(f"{_SERVICE}/{rpc}", {"rpc.system": "grpc", "rpc.method": rpc})
+        call = getattr(self._stub, rpc)(request, metadata=self._metadata_of(span))
         try:
             while (reply := await call.read()) is not grpc.aio.EOF:
+                if span is not None and not span.events:
+                    span.event("first reply")
                 yield reply
         except grpc.aio.AioRpcError as error:
-            raise self._translate(error, rpc) from error
+            raise self._translate(error, rpc, span) from error
         finally:
             call.cancel()
+            if span is not None:
+                span.end()
 
     # A model that was freed is loaded again, once for all waiting calls.
 
@@ -155,7 +167,15 @@ class BackendClient:
             raise ApiError(503, f"The model could not be loaded again: {result.message}", code="model_not_loaded")
         self._loads += 1
 
-    def _translate(self, error: grpc.aio.AioRpcError, rpc: str) -> Exception:
+    def _metadata_of(self, span: OpenSpan | None) -> tuple[tuple[str, str], ...]:
+        if span is None:
+            return self._metadata
+        return (*self._metadata, (TRACEPARENT.decode(), span.context.traceparent().decode()))
+
+    def _translate(self, error: grpc.aio.AioRpcError, rpc: str, span: OpenSpan | None = None) -> Exception:
+        if span is not None:
+            span.error = error.code().name
+            span.attributes["error.type"] = error.code().name
         return translate_error(error.code(), error.details() or "", rpc, self.process)
 
 

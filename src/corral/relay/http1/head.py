@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from corral.relay.pool import TargetPool
 
 END_OF_HEAD = b"\r\n\r\n"
+_LENGTH = b"content-length: "
 ID_LINE = b"\r\nx-request-id: "  # as the relay writes it, the last line of a head; it differs in every message
 MAX_CACHED = 1024
 MAX_CACHED_BYTES = 4096
@@ -89,7 +90,7 @@ class RequestHead(MessageHead):
         if path is None:
             path = self.path
         lines = self.fields.wire if strip is None else self.fields.wire_without(strip)
-        wire = b"%b %b HTTP/1.1\r\n%b%bcontent-length: " % (self.method, path, lines, write_fields(add))
+        wire = b"%b %b HTTP/1.1\r\n%b%b%b" % (self.method, path, lines, write_fields(add), _LENGTH)
         forward = PooledForward(self, target, path, strip, add, patience, wire)
         forward.target_pool = None
         return forward
@@ -101,6 +102,14 @@ class PooledForward(PreparedForward):
     __slots__ = ("target_pool",)
     head: RequestHead
     target_pool: TargetPool | None
+
+    def with_header(self, name: bytes, value: bytes) -> PooledForward:
+        lines = self.wire.removesuffix(_LENGTH)
+        wire = b"%b%b: %b\r\n%b" % (lines, name, value, _LENGTH)
+        add = (*self.add, (name, value))
+        forward = PooledForward(self.head, self.target, self.path, self.strip, add, self.patience, wire)
+        forward.target_pool = self.target_pool
+        return forward
 
 
 class ResponseHead(MessageHead):

@@ -18,6 +18,7 @@ from corral.contract.http import KnownHead, PreparedForward, Request, Responder,
 from corral.contract.manifest import GRPC
 from corral.inference.engine_errors import may_be_explained
 from corral.inference.responses import ROUTE as RESPONSES
+from corral.kit.tracing.tracer import Tracer
 from corral.worker.ingress.in_flight import InFlight
 from corral.worker.ingress.replicas import OURS, PREFIX, ReplicaRelay
 from corral.worker.ingress.tokens import TokenVerifier
@@ -46,7 +47,10 @@ class HeadPolicy:
 class IngressFastPath:
     """Implements the relay's `FastPath`."""
 
-    def __init__(self, replicas: ReplicaRelay, tokens: TokenVerifier, in_flight: InFlight) -> None:
+    def __init__(
+        self, replicas: ReplicaRelay, tokens: TokenVerifier, in_flight: InFlight, tracer: Tracer | None = None
+    ) -> None:
+        self._tracer = tracer
         self._replicas = replicas
         self._tokens = tokens
         self._in_flight = in_flight
@@ -138,8 +142,12 @@ class IngressFastPath:
     def _authorize(self, head: KnownHead) -> HeadPolicy:
         if len(self._policies) >= MAX_POLICIES:
             self._policies.clear()
-        policy = self._policies[head] = _read(head)
+        is_traced = self._tracer is not None and self._tracer.join(head.headers) is not None
+        policy = self._policies[head] = _NO_FAST_PATH if is_traced else _read(head)
         return policy
+
+
+_NO_FAST_PATH = HeadPolicy("", b"", b"")
 
 
 def _read(head: KnownHead) -> HeadPolicy:
@@ -147,8 +155,8 @@ def _read(head: KnownHead) -> HeadPolicy:
     shown = [value for name, value in head.headers if name == b"authorization"]
     # While every request is logged, none takes the fast path.
     if not path.startswith(PREFIX) or len(shown) != 1 or _routes_log.isEnabledFor(logging.DEBUG):
-        return HeadPolicy("", b"", b"")
+        return _NO_FAST_PATH
     named, slash, rest = path[len(PREFIX) :].partition(b"/")
     if not slash or b"?" in named or path.partition(b"?")[0].endswith(RESPONSES):
-        return HeadPolicy("", b"", b"")
+        return _NO_FAST_PATH
     return HeadPolicy(named.decode(errors="replace"), slash + rest, shown[0])

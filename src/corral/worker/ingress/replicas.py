@@ -20,6 +20,9 @@ from corral.contract.manifest import GRPC
 from corral.inference.engine_errors import client_answer, may_be_explained
 from corral.inference.responses import ROUTE as RESPONSES
 from corral.inference.responses import Responses
+from corral.kit.tracing.context import TRACEPARENT, TraceContext
+from corral.kit.tracing.otlp import SpanKind
+from corral.kit.tracing.tracer import Tracer, record_span
 from corral.worker.ingress.bridges import Bridges
 from corral.worker.ingress.in_flight import InFlight
 from corral.worker.ingress.responses import send_error, send_upstream_failed
@@ -30,6 +33,7 @@ PREFIX = b"/replicas/"
 _NOT_REACHED: Headers = ((NOT_REACHED, b"1"),)
 _PROCESS_ENDED: Headers = ((PROCESS_ENDED, b"1"),)
 OURS = Strip((b"authorization",), (b"x-corral-",))
+_OURS_AND_PARENT = Strip((*OURS.names, TRACEPARENT), OURS.prefixes)
 MAX_SHOWN_ID_LENGTH = 128
 # A process that ends closes its connections first; the supervisor notices the end within this time.
 _END_NOTICED_S = 0.5
@@ -47,8 +51,9 @@ class ProcessRoute(NamedTuple):
 
 
 class ReplicaRelay:
-    def __init__(self, find: Find, in_flight: InFlight, bridges: Bridges) -> None:
-        """`find` returns the process with exactly this id, if it serves."""
+    def __init__(self, find: Find, in_flight: InFlight, bridges: Bridges, tracer: Tracer | None = None) -> None:
+        """`find` returns the process with exactly this id, if it serves. `tracer` None: no request is traced."""
+        self._tracer = tracer
         self._find = find
         self._in_flight = in_flight
         self._bridges = bridges
@@ -64,22 +69,45 @@ class ReplicaRelay:
         running = self.serving(process_id)
         if running is None:
             return await self._gone(responder, process_id)
+        path = slash + rest or b"/"
+        context = None if self._tracer is None else self._tracer.join(request.headers)
+        if self._tracer is None or context is None:
+            return await self._relay(running, path, request, responder, None)
+        name = f"{request.method.decode('latin-1')} {path.partition(b'?')[0].decode('latin-1')}"
+        with record_span(self._tracer, context, name, SpanKind.SERVER) as span:
+            span.attributes |= {
+                "http.request.method": request.method.decode("latin-1"),
+                "url.path": path.partition(b"?")[0].decode("latin-1"),
+                "corral.request.id": request.request_id,
+                "corral.process.id": running.process_id,
+                "corral.backend": running.backend,
+                "gen_ai.request.model": running.model,
+            }
+            status = await self._relay(running, path, request, responder, context)
+            span.attributes["http.response.status_code"] = status
+            if status >= 500:
+                span.error = f"status {status}"
+            return status
+
+    async def _relay(
+        self, running: Running, path: bytes, request: Request, responder: Responder, context: TraceContext | None
+    ) -> int:
         in_flight = self._in_flight
         in_flight.begin(running.process_id)
         try:
             if running.protocol == GRPC:
                 bridge = await self._bridges.of(running, self._find)
-                return await bridge.handle(replace(request, path=slash + rest or b"/"), responder)
+                return await bridge.handle(replace(request, path=path), responder)
             if request.method == b"POST" and request.route.endswith(RESPONSES):
                 url = f"http://{running.address}"
                 return await self._responses.handle(request, responder, url, running.token, running.model)
             route = self.route_to(running)
-            path = slash + rest or b"/"
+            add = route.add if context is None else (*route.add, (TRACEPARENT, context.traceparent()))
             result = await responder.relay(
                 route.target,
                 path=path,
-                strip=OURS,
-                add=route.add,
+                strip=OURS if context is None else _OURS_AND_PARENT,
+                add=add,
                 upgrade=True,
                 unwanted=may_be_explained,
                 reads_unwanted=True,

@@ -6,6 +6,7 @@ one the response does not even say whether the route exists.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 
 from corral.contract.access import Scope
@@ -13,6 +14,7 @@ from corral.contract.codec import encode
 from corral.contract.http import Request, Responder
 from corral.inference.request_files import RequestFiles
 from corral.kit.log import get_log
+from corral.kit.tracing.tracer import Tracer
 from corral.worker.ingress import logs, replicas
 from corral.worker.ingress.blobs import ROUTE, BlobRoutes
 from corral.worker.ingress.bridges import Bridges
@@ -25,6 +27,7 @@ from corral.worker.status import WorkerStatus
 from corral.worker.supervisor.logs import LogBook
 
 log = get_log(__name__)
+_stdlib = logging.getLogger(__name__)
 _REPLICAS = "/replicas"
 _FILES = (b"/v1/files/", b"/v1/files-list/")
 NO_FILES = "this Corral worker has no file server"
@@ -43,15 +46,17 @@ class IngressRoutes:
         book: LogBook,
         files: RequestFiles,
         blobs: BlobRoutes | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """`find` returns the process with an id, if it serves; `book` has the logs of processes; `files` keeps files of
-        requests where backends can read and write them. `blobs` None: no blob is served."""
+        requests where backends can read and write them. `blobs` None: no blob is served. `tracer`
+        None: no request is traced."""
         self._status = status
         self._tokens = tokens
         self._metrics = metrics
         self.in_flight = InFlight()
-        self.replicas = replicas.ReplicaRelay(find, self.in_flight, Bridges(files))
-        self.fast_path = IngressFastPath(self.replicas, tokens, self.in_flight)
+        self.replicas = replicas.ReplicaRelay(find, self.in_flight, Bridges(files), tracer)
+        self.fast_path = IngressFastPath(self.replicas, tokens, self.in_flight, tracer)
         self._open_requests = 0
         metrics.in_flight.set_function(lambda: self._open_requests + self.fast_path.running)
         self._logs = logs.LogRoutes(book)
@@ -81,7 +86,8 @@ class IngressRoutes:
         else:
             status = await self._serve_counted(serve, request, responder)
         self._metrics.requests.labels(route=label, status=status).inc()
-        log.debug("ingress request", route=label, status=status, request_id=request.request_id)
+        if _stdlib.isEnabledFor(logging.DEBUG):  # otherwise nothing is built for it
+            log.debug("ingress request", route=label, status=status, request_id=request.request_id)
 
     def _find(self, route: bytes) -> tuple[str, Scope | None, Serve]:
         """The route's label for metrics, the scope it needs (None: any), and its handler."""

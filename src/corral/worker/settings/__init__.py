@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from corral.blobs.storage_settings import StorageSettings
 from corral.kit.settings import group, setting, valid_log_level
+from corral.kit.tracing.settings import TraceSettings
 from corral.worker.settings.install import InstallSettings
 from corral.worker.settings.network import BusSettings, IngressSettings, LocalAISettings
 from corral.worker.settings.node import HeartbeatSettings, NodeSettings, RegistrationSettings, ShutdownSettings
@@ -27,5 +28,6 @@ class WorkerSettings:
     bus: BusSettings = group(BusSettings)
     log_level: str = setting("debug, info, warning or error", default="info", check=valid_log_level)
     log_json: bool = setting("log lines as JSON", default=False)
+    traces: TraceSettings = group(TraceSettings)
     processes: ProcessSettings = group(ProcessSettings)
     install: InstallSettings = group(InstallSettings)
