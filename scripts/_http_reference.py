@@ -40,6 +40,7 @@ This page is written by `scripts/_http_reference.py`.
 # Doors ask for services by these names; what they are does not matter to the description.
 SERVICES = (
     "access",
+    "ingress_tokens",
     "catalogue",
     "controller_metrics",
     "sign_in_service",

@@ -28,6 +28,7 @@ from corral.controller.access.bus_issuer import BusEndpoint, BusIssuer
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.access.keys import Access
 from corral.controller.access.revocations import Revocations
+from corral.controller.access.signing import IngressTokens
 from corral.controller.api.overview import Overview
 from corral.controller.api.server import serve_app
 from corral.controller.backends.gallery_status import GalleryStatus
@@ -53,6 +54,7 @@ from corral.controller.web.routes import dependencies
 from corral.controller.wiring.app import build_app
 from corral.controller.wiring.backends import Backends
 from corral.kit.clock import Clock, SystemClock
+from corral.kit.signing import Signer
 from corral.store import Store, open_store
 from corral.store.tables import node_labels, nodes, revisions
 from corral.store.tables.nodes import Node
@@ -73,6 +75,7 @@ class PageApp:
     feed: ChangeFeed
     nodes: NodeAdmin
     join_tokens: JoinTokens
+    ingress_tokens: IngressTokens
 
     async def key(self, role: str = "admin", name: str = "", **more: Any) -> str:
         return (await self.access.create(CreateKey(name=name or f"{role} key", role=role, **more))).secret
@@ -188,6 +191,8 @@ def _page_app(
     services |= {"fits": CatalogueFits(EmptyFleet(), SizeLookups(not_found, clock), wait_s=0.01)}
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.resolver}
     models = models_of(store, feed)
+    ingress_tokens = IngressTokens(Signer(Signer.new_private_key()), clock)
+    services |= {"ingress_tokens": ingress_tokens}
     services |= {"models": models, "schedules": Schedules(store, feed), "receipts": ReceiptService(store, clock)}
     services |= {"samples": SampleService(store, clock)}
     services |= {
@@ -216,7 +221,7 @@ def _page_app(
         # How doors ask for services will have to be written otherwise for Litestar 3: not these tests' matter.
         warnings.simplefilter("ignore", LitestarDeprecationWarning)
         app = build_app(unused | services | more | dependencies(door_clock), access_service=access, ca_pem="")
-    return PageApp(app, store, access, feed, admin, tokens)
+    return PageApp(app, store, access, feed, admin, tokens, ingress_tokens)
 
 
 class NoSources(InstallPlanner):

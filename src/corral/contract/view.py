@@ -22,6 +22,13 @@ class ViewKey(Message, frozen=True):
     expires_at: float | None = None  # seconds since the epoch
 
 
+class ViewSession(Message, frozen=True):
+    """A web session whose playground tokens open `/v1`. One that is not listed has ended, and its tokens with it."""
+
+    id: str = always(str)  # as its tokens name it (`contract/playground.py`)
+    key_id: str = always(str)
+
+
 class ViewNode(Message, frozen=True):
     id: str = always(str)
     name: str = always(str)
@@ -75,6 +82,8 @@ class FleetView(Message, frozen=True):
     models: tuple[ViewModel, ...] = always(tuple)
     replicas: tuple[ViewReplica, ...] = ()
     server_time: float = 0.0
+    sessions: tuple[ViewSession, ...] = ()
+    signing_key: str = ""  # public, of playground tokens; empty: none is valid
 
 
 class GatewayBus(Message, frozen=True):

@@ -107,6 +107,24 @@ def expired_key() -> Response:
     )
 
 
+def wrong_token() -> Response:
+    return openai_error(
+        401,
+        "This token of the playground is not valid: its session has ended. Sign in on the page again.",
+        code="invalid_playground_token",
+        headers=((b"www-authenticate", b'Bearer error="invalid_token"'),),
+    )
+
+
+def expired_token() -> Response:
+    return openai_error(
+        401,
+        "This token of the playground has expired. The page requests a new one.",
+        code="expired_playground_token",
+        headers=((b"www-authenticate", b'Bearer error="invalid_token"'),),
+    )
+
+
 def forbidden(role: str, action: str) -> Response:
     return openai_error(403, f"A key of role {role!r} may not {action}.", code="insufficient_permissions")
 

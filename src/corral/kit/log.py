@@ -11,10 +11,11 @@ from typing import Any, TextIO
 import structlog
 
 from corral.kit.redact import redact_urls
-from corral.kit.secrets import PREFIXES
+from corral.kit.secrets import PLAYGROUND, PREFIXES
 
 _SECRET = re.compile(
     r"\b(" + "|".join(PREFIXES) + r")[a-z2-7]{16,}"  # our own keys and tokens
+    r"|\b" + PLAYGROUND + r"[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+"
     r"|\bS[AUOCNX][A-Z2-7]{50,}\b"  # nkeys seeds
     r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+"  # JWTs
     r"|(?i:(?<=bearer ))[A-Za-z0-9._~+/=-]{8,}"

@@ -16,6 +16,7 @@ JOIN_TOKEN = "cj_"
 NODE_TOKEN = "cn_"
 WEB_SESSION = "cs_"
 ENROLMENT = "ce_"
+PLAYGROUND = "cp_"  # before a signed token, which is no random secret: `contract/playground.py`
 PREFIXES = (API_KEY, JOIN_TOKEN, NODE_TOKEN, WEB_SESSION, ENROLMENT)  # `log.py` masks whatever starts with one of these
 
 

@@ -39,8 +39,8 @@ class Browser:
     def session(self) -> str:
         return str(self.client.cookies.get("corral_session", ""))
 
-    async def csrf(self) -> str:
-        found = re.search(r'data-csrf="(\w+)"', (await self.get("/")).text)
+    async def csrf(self, path: str = "/") -> str:
+        found = re.search(r'data-csrf="(\w+)"', (await self.get(path)).text)
         assert found
         return found.group(1)
 

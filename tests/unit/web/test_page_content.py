@@ -14,7 +14,7 @@ from tests.support.page import PageApp, made_node
 from tests.unit.web.browsing import Browser
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 NASTY = "<img src=x onerror=alert(1)>\"'&"

@@ -43,8 +43,7 @@ async def test_over_tls_the_cookie_is_secure(browser: Browser, page: PageApp) ->
     [
         ("", "Enter an API key."),
         ("none", "The API key is not known here."),
-        ("inference", "A key with role inference cannot sign in; use an admin or viewer key."),
-        ("gateway", "A key with role gateway cannot sign in; use an admin or viewer key."),
+        ("gateway", "A key with role gateway cannot sign in; use another key."),
     ],
 )
 async def test_other_keys_do_not(browser: Browser, page: PageApp, role: str, sentence: str) -> None:

@@ -25,6 +25,7 @@ log = get_log(__name__)
 
 _NOTE_USE_EVERY_S = 60.0
 _LONGEST_S = 10 * 365 * 86400.0
+MAX_SESSIONS = 50  # of one key; the oldest ends when there are more
 
 
 class Access:
@@ -55,11 +56,19 @@ class Access:
         if session is None or key is None or session.expires_at <= now:
             raise Unauthenticated("the session has ended; sign in again")
         _refuse_ended(key, now)
-        if (session.expires_at - now).total_seconds() < self._session_ttl_s / 2:
+        ends_at = session.expires_at
+        if (ends_at - now).total_seconds() < self._session_ttl_s / 2:
+            ends_at = now + timedelta(seconds=self._session_ttl_s)
             async with self._store.write() as tx:
-                await web_sessions.extend(tx, session.id_hash, now + timedelta(seconds=self._session_ttl_s))
+                await web_sessions.extend(tx, session.id_hash, ends_at)
         return Principal(
-            key.id, key.name, Role(key.role), csrf=session.csrf, session=session.id_hash, models=key.models
+            key.id,
+            key.name,
+            Role(key.role),
+            csrf=session.csrf,
+            session=session.id_hash,
+            session_ends_at=ends_at.timestamp(),
+            models=key.models,
         )
 
     async def is_welcome(self, principal: Principal) -> bool:
@@ -75,8 +84,8 @@ class Access:
     async def open_session(self, key_secret: str) -> tuple[str, Principal]:
         """Sign in with an API key: the session's secret for the cookie, and who it is."""
         principal = await self.by_key(key_secret)
-        if principal.role not in (Role.ADMIN, Role.VIEWER):
-            raise Unauthenticated(f"a key with role {principal.role.value} cannot sign in; use an admin or viewer key")
+        if principal.role is Role.GATEWAY:
+            raise Unauthenticated("a key with role gateway cannot sign in; use another key")
         secret, csrf = new_secret(WEB_SESSION), uuid.uuid4().hex
         async with self._store.write() as tx:
             now = await tx.now()
@@ -89,11 +98,19 @@ class Access:
                 last_seen_at=now,
             )
             await web_sessions.insert(tx, session)
-        return secret, replace(principal, csrf=csrf, session=digest(secret))
+            # Every gateway knows every session: a key that signs in again and again must not fill their memory.
+            await web_sessions.delete_oldest(tx, principal.key_id, keep=MAX_SESSIONS)
+            await revisions.bump(tx, "keys")
+        self._feed.notify("keys", principal.key_id)
+        return secret, replace(
+            principal, csrf=csrf, session=session.id_hash, session_ends_at=session.expires_at.timestamp()
+        )
 
     async def close_session(self, principal: Principal) -> None:
         async with self._store.write() as tx:
             await web_sessions.delete(tx, principal.session)
+            await revisions.bump(tx, "keys")  # gateways refuse its playground tokens from now on
+        self._feed.notify("keys", principal.key_id)
 
     async def create(self, request: CreateKey) -> KeyCreated:
         secret = new_secret(API_KEY)

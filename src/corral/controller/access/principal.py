@@ -22,6 +22,7 @@ class Principal:
     role: Role
     csrf: str = ""  # only for a web session: what its changing requests must show
     session: str = ""  # hash of the web session's id
+    session_ends_at: float = 0.0  # seconds since the epoch; only for a web session
     models: tuple[str, ...] | None = None  # that it may use; None: every one
 
     def may_use(self, model: str) -> bool:

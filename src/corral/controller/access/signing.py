@@ -1,5 +1,5 @@
-"""Tokens that open a worker's ingress: signed with the cluster's one key
-(docs/reference/wire/files.md#access-tokens)."""
+"""Tokens that open a worker's ingress (docs/reference/wire/files.md#access-tokens), and those of the playground: signed
+with the cluster's one key."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from corral.contract.access import ANY_NODE, CONTROLLERS, LONGEST_LIFE_S, AccessClaims, Scope
 from corral.contract.codec import encode
+from corral.contract.playground import AUDIENCE, PlaygroundClaims, session_id, token_text
+from corral.contract.playground import LONGEST_LIFE_S as PLAYGROUND_LIFE_S
+from corral.controller.access.principal import Principal
 from corral.kit.clock import Clock
 from corral.kit.signing import Signer
 from corral.store.engine.transactions import Store
@@ -48,6 +51,13 @@ class IngressTokens:
                 credential=credential,
             )
         )
+
+    def sign_for_playground(self, principal: Principal) -> tuple[str, int]:
+        """What the page of a web session shows at gateways, and its life in seconds: no longer than the session's."""
+        now = self._clock.now().timestamp()
+        exp = int(min(now + PLAYGROUND_LIFE_S, principal.session_ends_at))
+        claims = PlaygroundClaims(principal.key_id, AUDIENCE, session_id(principal.session), exp)
+        return token_text(self._signer.sign(encode(claims))), max(0, int(exp - now))
 
     def _sign(self, claims: AccessClaims) -> str:
         return self._signer.sign(encode(claims))

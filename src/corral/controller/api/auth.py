@@ -65,6 +65,11 @@ async def gateways(connection: Connection, _: BaseRouteHandler) -> None:
     await _guard(connection, Role.GATEWAY)
 
 
+async def model_users(connection: Connection, _: BaseRouteHandler) -> None:
+    """Keys that may use models."""
+    await _guard(connection, Role.INFERENCE, Role.ADMIN)
+
+
 async def anybody_known(connection: Connection, _: BaseRouteHandler) -> None:
     await _guard(connection, *Role)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from corral.contract.receipts import Receipt, Receipts, RequestList, RequestView
 from corral.controller.gateways.demand import Demand
@@ -20,6 +20,7 @@ log = get_log(__name__)
 
 _NOTE_EVERY_S = 60.0
 MAX_RECEIPTS = 10_000
+_LOOK_AGAIN_S = 0.25
 _LONGEST = 512  # of a text in a receipt
 _LARGEST = 2**53
 _LATEST_S = 2.0**33
@@ -72,6 +73,30 @@ class ReceiptService:
             )
         more = f"{found[-1].receipt.at.isoformat()}~{found[-1].receipt.id}" if len(found) == limit else ""
         return RequestList(tuple(_view(each) for each in found), more)
+
+    async def find_own(self, request_id: str, key_id: str) -> RequestView | None:
+        """Of one of the key's requests of the last hour: receipts are indexed by key and time, not by their ids."""
+        since = self._clock.now() - timedelta(hours=1)
+        async with self._store.read() as tx:
+            found = await receipts.list_(tx, limit=1, id=request_id, key_id=key_id, since=since)
+        return _view(found[0]) if found else None
+
+    async def wait_own(self, request_id: str, key_id: str, *, wait_s: float) -> RequestView | None:
+        """Gateways report a receipt within about a second of the end of its request."""
+        deadline = self._clock.monotonic() + wait_s
+        while (found := await self.find_own(request_id, key_id)) is None:
+            left_s = deadline - self._clock.monotonic()
+            if left_s <= 0:
+                break
+            await self._clock.sleep(min(left_s, _LOOK_AGAIN_S))
+        return found
+
+    async def find_at(self, request_id: str, at: datetime) -> RequestView | None:
+        """`at` as views say it: to the millisecond."""
+        until = at + timedelta(milliseconds=1)
+        async with self._store.read() as tx:
+            found = await receipts.list_(tx, limit=1, id=request_id, since=at, until=until)
+        return _view(found[0]) if found else None
 
     def _keys_to_note(self, batch: Receipts) -> list[str]:
         """Keys that were used, each at most once a minute: a note is a write, and users need no finer resolution."""

@@ -8,7 +8,8 @@ import asyncio
 import msgspec
 
 from corral.contract.access import Scope
-from corral.contract.view import FleetView, GatewayBus, ViewKey, ViewNode
+from corral.contract.playground import session_id
+from corral.contract.view import FleetView, GatewayBus, ViewKey, ViewNode, ViewSession
 from corral.controller.access.bus_issuer import BusIssuer
 from corral.controller.access.principal import Role
 from corral.controller.access.signing import IngressTokens
@@ -17,7 +18,7 @@ from corral.controller.models.views import view_models
 from corral.controller.runtime.change_feed import WORK
 from corral.kit.clock import Clock
 from corral.store.engine.transactions import Store
-from corral.store.tables import api_keys, model_schedules, models, nodes, revisions
+from corral.store.tables import api_keys, model_schedules, models, nodes, revisions, web_sessions
 from corral.store.tables.api_keys import ApiKey
 from corral.store.tables.nodes import Node
 
@@ -43,6 +44,7 @@ class FleetViews:
             # The counters are read first: a change between the reads makes the view look older than it is, never newer.
             revision = _sum(await revisions.read_all(tx))
             keys = await api_keys.list_(tx)
+            sessions = await web_sessions.list_open(tx)
             rows = await nodes.list_(tx)
             defined = await models.list_(tx)
             schedules = {row.model: row for row in await model_schedules.list_(tx)}
@@ -59,6 +61,8 @@ class FleetViews:
             models=tuple(found),
             replicas=replicas,
             server_time=self._clock.now().timestamp(),
+            sessions=tuple(ViewSession(id=session_id(id_hash), key_id=key_id) for id_hash, key_id in sessions),
+            signing_key=self._tokens.public_key,
         )
 
     async def _nodes(self, rows: list[Node]) -> tuple[ViewNode, ...]:

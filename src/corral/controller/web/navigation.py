@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from corral.controller.access.principal import Role
 
-_FLEET = frozenset((Role.ADMIN, Role.VIEWER))
+FLEET_ROLES = frozenset((Role.ADMIN, Role.VIEWER))
+MODEL_ROLES = frozenset((Role.ADMIN, Role.INFERENCE))  # that may use models
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Place:
     path: str
     words: str
     icon: str  # a symbol of `templates/_icons.html`
-    roles: frozenset[Role] = _FLEET  # that see it
+    roles: frozenset[Role] = FLEET_ROLES  # that see it
 
 
 OVERVIEW = "/"
@@ -26,16 +27,19 @@ MODELS = "/fleet/models"
 BACKENDS = "/fleet/backends"
 OPERATIONS = "/fleet/operations"
 REQUESTS = "/fleet/requests"
+PLAYGROUND = "/playground"
 DOCS = "/docs"
 PLACES = (
     Place(OVERVIEW, "Overview", "overview"),
     Place(NODES, "Nodes", "nodes"),
     Place(MODELS, "Models", "models"),
+    Place(PLAYGROUND, "Playground", "playground", MODEL_ROLES),
     Place(BACKENDS, "Backends", "backends"),
     Place(REQUESTS, "Requests", "requests"),
     Place(OPERATIONS, "Operations", "operations"),
     Place(DOCS, "API docs", "docs"),
 )
+START = {Role.ADMIN: OVERVIEW, Role.VIEWER: OVERVIEW, Role.INFERENCE: PLAYGROUND}  # after a sign-in
 _DETAILS = ("/nodes/", "/models/")  # pages about one thing, by its name
 
 

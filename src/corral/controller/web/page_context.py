@@ -20,7 +20,7 @@ from corral.controller.api.overview import Overview
 from corral.controller.operations.service import Operations
 from corral.controller.web.attention import facts_of
 from corral.controller.web.list_filter import ListFilter
-from corral.controller.web.navigation import is_place, places_for
+from corral.controller.web.navigation import FLEET_ROLES, START, is_place, places_for
 from corral.controller.web.operations import work_of
 from corral.controller.web.pages import load_pages, see_other, trouble
 from corral.controller.web.sign_in import AnyRequest, SignIn, drop_session, signed_in
@@ -44,13 +44,19 @@ class PageContext:
     def now(self) -> datetime:
         return self._sign_in.now()
 
-    async def page(self, template: str, here: str, part: str, fill: Fill) -> Page:
+    async def page(
+        self, template: str, here: str, part: str, fill: Fill, *, roles: frozenset[Role] = FLEET_ROLES
+    ) -> Page:
         """`here`: its place in the navigation; `part`: where its script finds what changes; `fill`: what only this one
-        shows."""
+        shows; `roles`: who sees it. Others are led to their own start page."""
         who = await signed_in(self._request, self._access)
         if who is None:
             return send_away(self._request)
+        if who.role not in roles:
+            return see_other(START[who.role])
         shown = await fill()
+        if who.role not in FLEET_ROLES:  # nothing of the fleet, also not around the page
+            return load_pages().page(template, here=here, part=part, work=(), work_more=0, **self._own(who), **shown)
         head = self._head(who, shown.pop("cluster", None) or await self._overview.read())
         return load_pages().page(template, here=here, part=part, **await self._work(), **head, **shown)
 
@@ -68,13 +74,16 @@ class PageContext:
         return {"work": work, "work_more": more}
 
     def _head(self, who: Principal, cluster: Cluster) -> Shown:
-        admin = who.role is Role.ADMIN
+        return {**self._own(who), "facts": facts_of(cluster)}
+
+    def _own(self, who: Principal) -> Shown:
+        """Of the person alone."""
         return {
             "who": who,
-            "admin": admin,
+            "admin": who.role is Role.ADMIN,
             "places": places_for(who.role),
             "now": self.now().isoformat(),
-            "facts": facts_of(cluster),
+            "facts": (),
         }
 
 

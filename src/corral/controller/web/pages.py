@@ -13,7 +13,7 @@ from corral.controller.web.assets import Assets, load_assets
 
 # No inline script or style anywhere: a name that slips through unescaped still runs nothing.
 CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 SAFE_HEADERS = {

@@ -243,6 +243,7 @@ def _anchor(kind: str, text: str) -> str:
 # Least to most demanding: a route inside a guarded group may ask for more than the group does.
 _WORDS: Mapping[Callable[..., Any], str] = {
     auth.anybody_known: "any key",
+    auth.model_users: "inference or admin",
     auth.viewers: "viewer or admin",
     auth.admins: "admin",
     auth.gateways: "gateway",

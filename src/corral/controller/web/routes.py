@@ -10,7 +10,7 @@ from litestar.exceptions import HTTPException
 
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import authenticate
-from corral.controller.web import fleet_pages, model_pages, overview_page
+from corral.controller.web import fleet_pages, model_pages, overview_page, playground_page
 from corral.controller.web.assets import cache_rule
 from corral.controller.web.navigation import is_place, places_for
 from corral.controller.web.page_context import DEPENDENCIES, ENDED, Page
@@ -145,6 +145,7 @@ _pages = Router(
         *overview_page.PAGES,
         *fleet_pages.PAGES,
         *model_pages.PAGES,
+        *playground_page.PAGES,
         login_form,
         sign_in,
         sign_out,

@@ -15,7 +15,18 @@ from litestar.openapi.plugins import JsonRenderPlugin
 
 from corral import __version__
 from corral.controller.access.keys import Access
-from corral.controller.api import access, distribution, events, fleet, gateways, loads, meta, requests, samples
+from corral.controller.api import (
+    access,
+    distribution,
+    events,
+    fleet,
+    gateways,
+    loads,
+    meta,
+    playground,
+    requests,
+    samples,
+)
 from corral.controller.api.backends import BackendRoutes
 from corral.controller.api.bundles import BundlePlanRoutes, BundleRoutes
 from corral.controller.api.errors import on_corral_error, on_http_exception, on_too_deep, on_unexpected
@@ -61,6 +72,7 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             *loads.ROUTES,
             *requests.ROUTES,
             *samples.ROUTES,
+            *playground.ROUTES,
             *meta.ROUTES,
             *distribution.ROUTES,
             *web.ROUTES,

@@ -83,6 +83,7 @@ def api_services(
             install_command=files.packages.install_command,
         ),
         "packages": files.packages,
+        "ingress_tokens": trust.ingress_tokens,
         "node_api": nodes.api,
         "blob_peers": files.peers,
         "nodes": nodes.admin,

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from types import MappingProxyType
 from typing import Protocol
 
 from corral.contract.codec import encode
 from corral.contract.view import FleetView, KeyLimits, ViewKey, ViewModel
+from corral.gateway.view.playground import PlaygroundTokens
 
 _INFER = frozenset({"inference", "admin"})
 _LIST_MODELS = frozenset({"inference", "admin", "viewer"})
@@ -38,6 +41,12 @@ class Client:
         return self.models is None or model in self.models
 
 
+class TokenRefusal(Enum):
+    INVALID = "invalid"
+    EXPIRED = "expired"
+    NO_SESSION = "no session"  # it has ended, or it began after this view was read
+
+
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """One prepared view."""
@@ -45,10 +54,25 @@ class Fleet:
     revision: int
     clients: MappingProxyType[bytes, Client]  # by the SHA-256 of their secret
     models: MappingProxyType[str, bytes]  # each model's own JSON, by id
+    sessions: Mapping[str, Client] = field(default_factory=dict)  # clients by the ids of their web sessions
+    playground_tokens: PlaygroundTokens = field(default_factory=lambda: PlaygroundTokens(""))
 
     def find_client(self, secret: bytes) -> Client | None:
         # The time of a lookup by hash reveals nothing: the hashes of similar secrets are not similar.
         return self.clients.get(hashlib.sha256(secret).digest())
+
+    def find_playground_client(self, token: bytes, now: float) -> Client | TokenRefusal:
+        """The rights of the key that signed in, for inference, until the token expires. Not those of today's other
+        sessions: a token ends with the session that it was signed for."""
+        claims = self.playground_tokens.read(token, now)
+        if claims is None:
+            return TokenRefusal.INVALID
+        if claims.exp <= now:
+            return TokenRefusal.EXPIRED
+        client = self.sessions.get(claims.session)
+        if client is None or client.key_id != claims.sub:
+            return TokenRefusal.NO_SESSION
+        return dataclasses.replace(client, may_watch=False, expires_at=min(client.expires_at, claims.exp))
 
 
 class FleetSource(Protocol):
@@ -81,7 +105,14 @@ def prepare_fleet(view: FleetView) -> Fleet:
         revision=view.revision,
         clients=MappingProxyType(clients),
         models=MappingProxyType({model.id: encode(_model_object(model)) for model in enabled_models}),
+        sessions=_by_session(view, clients.values()),
+        playground_tokens=PlaygroundTokens(view.signing_key),
     )
+
+
+def _by_session(view: FleetView, clients: Iterable[Client]) -> dict[str, Client]:
+    by_key = {client.key_id: client for client in clients} if view.sessions else {}
+    return {session.id: by_key[session.key_id] for session in view.sessions if session.key_id in by_key}
 
 
 def _client(key: ViewKey, models: frozenset[str] | None, model_list: bytes) -> Client:

@@ -101,6 +101,9 @@ _NEWEST = (
 _FILTERS: dict[str, Any] = {
     "model": (table.c.model == bindparam("model")) | (table.c.served_by == bindparam("model")),
     "key": (table.c.key_id == bindparam("key")) | (api_keys.table.c.name == bindparam("key")),
+    "key_id": table.c.key_id == bindparam("key_id"),
+    "id": table.c.id == bindparam("id"),
+    "until": table.c.at < bindparam("until", type_=Instant()),
     "node": (table.c.node_id == bindparam("node")) | (nodes.table.c.name == bindparam("node")),
     "failed": table.c.status >= 400,
     "since": table.c.at >= bindparam("since", type_=Instant()),

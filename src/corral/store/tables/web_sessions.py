@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import Column, Table, Text, bindparam, select, update
+from sqlalchemy import Column, Integer, Table, Text, bindparam, select, update
 from sqlalchemy import delete as delete_from
 
 from corral.store.engine.schema import columns_of, insert_whole, metadata, record
@@ -42,6 +42,16 @@ _EXTEND = (
 )
 _DELETE = delete_from(table).where(table.c.id_hash == bindparam("id_hash"))
 _DELETE_OF_KEY = delete_from(table).where(table.c.key_id == bindparam("key_id"))
+_NEWEST_OF_KEY = (
+    select(table.c.id_hash)
+    .where(table.c.key_id == bindparam("key_id"))
+    .order_by(table.c.created_at.desc(), table.c.id_hash)
+    .limit(bindparam("keep", type_=Integer))
+)
+_DELETE_OLDEST = delete_from(table).where(
+    table.c.key_id == bindparam("key_id"), table.c.id_hash.not_in(_NEWEST_OF_KEY.scalar_subquery())
+)
+_OPEN = select(table.c.id_hash, table.c.key_id).where(table.c.expires_at > now()).order_by(table.c.id_hash)
 _PRUNE = delete_from(table).where(table.c.expires_at <= bindparam("moment", type_=Instant()))
 
 
@@ -64,6 +74,16 @@ async def delete(tx: Transaction, id_hash: str) -> bool:
 
 async def delete_of_key(tx: Transaction, key_id: str) -> int:
     return (await tx.execute(_DELETE_OF_KEY, {"key_id": key_id})).rowcount
+
+
+async def delete_oldest(tx: Transaction, key_id: str, *, keep: int) -> int:
+    """All sessions of the key but the newest."""
+    return (await tx.execute(_DELETE_OLDEST, {"key_id": key_id, "keep": keep})).rowcount
+
+
+async def list_open(tx: Transaction) -> list[tuple[str, str]]:
+    """Those that have not expired: the hash of the id, and the key."""
+    return [(row[0], row[1]) for row in await tx.fetch_all(_OPEN)]
 
 
 async def prune_expired(tx: Transaction, moment: datetime) -> int:
