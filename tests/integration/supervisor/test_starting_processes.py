@@ -14,6 +14,7 @@ import pytest
 
 from corral.contract.manifest import Manifest, Ready
 from corral.kit.errors import Conflict, Failed, Invalid, Unavailable
+from corral.worker.supervisor import identity
 from corral.worker.supervisor.ports import NoFreePort
 from corral.worker.supervisor.readiness import StartFailed
 from corral.worker.supervisor.spec import ProcessSpec
@@ -183,6 +184,19 @@ async def test_another_program_on_the_port_is_not_taken_for_ours(supervisor: Sup
     async with await asyncio.start_server(answer, "127.0.0.1", int(told.read_text())):
         with pytest.raises(StartFailed, match="another program answers on port"):
             await starting
+
+
+async def test_a_worker_that_may_not_look_at_a_backend_says_what_it_lacks(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root in a container without CAP_SYS_PTRACE, where the backend is another user."""
+
+    def refuse(pid: int, inodes: set[str]) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(identity, "_holds", refuse)
+    with pytest.raises(StartFailed, match=r"may not see which program answers on port \d+: .* SYS_PTRACE"):
+        await supervisor.start(tiny(tmp_path / "b"))
 
 
 async def test_nothing_is_started_once_the_worker_leaves(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def _session(pid: int) -> int:
 
 def listens_elsewhere(port: int, shim_pid: int) -> bool:
     """Whether a process that is no child of the shim listens on the port. False where that cannot be determined: for a
-    backend in a container of its own, and on systems other than Linux."""
+    backend in a container of its own, and on systems other than Linux. Raises PermissionError where the worker may not
+    look: as root without CAP_SYS_PTRACE, while the backend is another user."""
     inodes = _listener_inodes(port)
     if not inodes:
         return False
@@ -86,7 +87,16 @@ def listens_elsewhere(port: int, shim_pid: int) -> bool:
         ours = psutil.Process(shim_pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return False
-    return not any(_holds(process.pid, inodes) for process in ours)
+    hidden: PermissionError | None = None
+    for process in ours:
+        try:
+            if _holds(process.pid, inodes):
+                return False
+        except PermissionError as error:
+            hidden = error
+    if hidden is not None:
+        raise hidden
+    return True
 
 
 def _listener_inodes(port: int) -> set[str]:
@@ -105,7 +115,7 @@ def _listener_inodes(port: int) -> set[str]:
 def _holds(pid: int, inodes: set[str]) -> bool:
     try:
         descriptors = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     for descriptor in descriptors:
         with contextlib.suppress(OSError):

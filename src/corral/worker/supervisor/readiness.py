@@ -102,7 +102,15 @@ async def wait_until_ready(
         if spec.start_timeout_s and time.monotonic() - began > spec.start_timeout_s:
             raise start_failed(f"{spec.backend} was not ready within {spec.start_timeout_s:g} s ({why})", process)
         await asyncio.wait([process.ended], timeout=settings.backend_poll_s)
-    if await asyncio.to_thread(listens_elsewhere, endpoint.port, process.identity.shim_pid):
+    try:
+        is_stranger = await asyncio.to_thread(listens_elsewhere, endpoint.port, process.identity.shim_pid)
+    except PermissionError as error:
+        cause = (
+            f"the worker may not see which program answers on port {endpoint.port}: give it the capability SYS_PTRACE "
+            "(`docker run --cap-add SYS_PTRACE`), or run it without root"
+        )
+        raise start_failed(cause, process) from error
+    if is_stranger:
         raise start_failed(f"another program answers on port {endpoint.port}", process)
 
 
