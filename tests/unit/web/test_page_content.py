@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from importlib import resources
 
 import pytest
 
 from corral.contract.catalogue import InstallModel
 from corral.controller.web.assets import Assets
+from corral.kit.certificates import fingerprint, make_ca
 from tests.support.model_catalogue import models_of
 from tests.support.page import PageApp, made_node
 from tests.unit.web.browsing import Browser
@@ -242,3 +244,15 @@ async def test_the_reference_can_be_read_with_a_key(browser: Browser, page: Page
     answer = await browser.get("/docs", Authorization=f"Bearer {await page.key('viewer')}")
     assert answer.status_code == 200
     assert "Sign out" not in answer.text
+
+
+async def test_how_to_use_a_model_says_how_to_trust_the_fleet_where_it_has_a_ca(
+    browser: Browser, page: PageApp
+) -> None:
+    await browser.signed_in("viewer")
+    assert "ca.pem" not in (await browser.get("/fleet/models")).text
+    page.app.state.ca_pem = pem = make_ca("a fleet", datetime.now(UTC)).certificate_pem
+    text = (await browser.get("/fleet/models")).text
+    assert fingerprint(pem) in text
+    assert 'href="/ca.pem"' in text
+    assert 'export SSL_CERT_FILE="$PWD/ca.pem"' in text

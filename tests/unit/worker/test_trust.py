@@ -27,6 +27,12 @@ def test_a_ca_file(tmp_path: Path) -> None:
         read_ca_file(tmp_path / "none.pem")
 
 
+def test_a_file_may_have_the_ca_of_the_fleet_and_that_of_a_certificate_of_your_own(tmp_path: Path) -> None:
+    fleet, public = TestCa(), TestCa()
+    (tmp_path / "both.pem").write_text(f"{fleet.pem}{public.pem}")
+    assert len(trust_only(read_ca_file(tmp_path / "both.pem")).get_ca_certs()) == 2
+
+
 def test_only_the_pinned_root_is_trusted() -> None:
     context = trust_only(TestCa().pem)
     assert len(context.get_ca_certs()) == 1

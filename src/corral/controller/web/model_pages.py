@@ -29,7 +29,9 @@ from corral.controller.web.navigation import MODELS, REQUESTS
 from corral.controller.web.page_context import Page, PageContext, Shown
 from corral.controller.web.pages import SAFE_HEADERS, load_pages
 from corral.controller.web.requests import RequestFilter, request_lines
+from corral.controller.web.sign_in import AnyRequest
 from corral.controller.web.words import size
+from corral.kit.certificates import fingerprint
 from corral.kit.humanize import to_yaml
 
 _REQUESTS_SHOWN = 50
@@ -71,8 +73,13 @@ class Cataloguing:
 
 
 @get(MODELS)
-async def models_page(context: PageContext, cataloguing: Cataloguing) -> Page:
-    return await context.page("models.html", MODELS, f"/page/models{cataloguing.filters.query()}", cataloguing.fill)
+async def models_page(request: AnyRequest, context: PageContext, cataloguing: Cataloguing) -> Page:
+    ca_pem = request.app.state.ca_pem
+
+    async def fill() -> Shown:
+        return {**await cataloguing.fill(), "ca": fingerprint(ca_pem) if ca_pem else ""}
+
+    return await context.page("models.html", MODELS, f"/page/models{cataloguing.filters.query()}", fill)
 
 
 @get("/page/models", guards=[viewers])
