@@ -13,7 +13,7 @@ PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.
 TOUR = ROOT / "docs" / "tour.md"
 
 _CODE_SPAN = re.compile(r"`([^`\n]+)`")
-_CLASS = re.compile(r"[A-Z][a-z]+[A-Z]\w+")
+_CLASS = re.compile(r"(?<![a-z])[A-Z][a-z]+[A-Z]\w+")
 _MODULE = re.compile(r"[\w-]+(?:/[\w-]+)+\.(?:py|js|html)(?!\w)")
 
 

@@ -98,10 +98,17 @@ def test_faults_in_one_line(
     [
         ({}, "--bus-keys (or CORRAL_BUS_KEYS) is required"),
         ({"CORRAL_BUS_KEYS": "/k", "CORRAL_TLS_CERT": __file__}, "--tls-cert and --tls-key must be given together"),
-        ({"CORRAL_BUS_KEYS": "/k", "CORRAL_TLS_CERT": "/none", "CORRAL_TLS_KEY": __file__}, "there is no file /none"),
+        ({"CORRAL_BUS_KEYS": "/k", "CORRAL_PORT": "99999"}, "CORRAL_PORT: 99999 is not a port"),
     ],
 )
 def test_settings_of_the_bus_that_cannot_be_used(env: dict[str, str], fault: str) -> None:
     with pytest.raises(BadSettings) as told:
         read_settings(BusRoleSettings, flags={}, env=env)
     assert fault in str(told.value)
+
+
+def test_a_bus_without_its_certificate_does_not_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bus", "--bus-keys", f"{tmp_path}/keys", "--tls-cert", "/none", "--tls-key", __file__]
+    assert main(words) == 2
+    assert capsys.readouterr().err == "corral: --tls-cert: there is no file /none\n"
+    assert list(tmp_path.iterdir()) == []

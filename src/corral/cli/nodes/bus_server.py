@@ -43,16 +43,12 @@ class BusRoleSettings:
                 object.__setattr__(self, name, path.expanduser().absolute())
         if (self.tls_cert is None) != (self.tls_key is None):
             raise BadSettings(["--tls-cert and --tls-key must be given together"])
-        faults = [
-            f"{flag}: there is no file {path}"
-            for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key))
-            if path is not None and not path.is_file()
-        ]
-        if faults:
-            raise BadSettings(faults)
 
 
 def run(settings: BusRoleSettings) -> int:
+    for flag, path in (("--tls-cert", settings.tls_cert), ("--tls-key", settings.tls_key)):
+        if path is not None and not path.is_file():
+            raise BadSettings([f"{flag}: there is no file {path}"])
     command = prepare_bus(
         BusServerSettings(
             folder=settings.data,

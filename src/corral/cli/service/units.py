@@ -18,10 +18,10 @@ _ABOUT = {
     "gateway": "Corral gateway",
 }
 # Longer than what the role itself allows: requests end, then backends, then the controller is told.
-_STOP_S = {"up": 150, "worker": 120, "controller": 30, "gateway": 45}
+STOP_S = {"up": 150, "worker": 120, "controller": 30, "gateway": 45}
 _RESTART = {"up": "5", "worker": "10", "controller": "2", "gateway": "500ms"}
 # To run backends as another user, to open folders for it, to stop its processes and see which sockets they hold.
-_CAPABILITIES = "CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL CAP_SETGID CAP_SETUID CAP_SYS_PTRACE"
+CAPABILITIES = "CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL CAP_SETGID CAP_SETUID CAP_SYS_PTRACE"
 _FOR_ANYONE = (
     "NoNewPrivileges=yes",
     "LockPersonality=yes",
@@ -52,7 +52,7 @@ _WITHOUT_BACKENDS = (
     "UMask=0027",
 )
 _WITH_BACKENDS = (
-    f"CapabilityBoundingSet={_CAPABILITIES}",
+    f"CapabilityBoundingSet={CAPABILITIES}",
     "SystemCallErrorNumber=EPERM",
     "SystemCallFilter=~@clock @cpu-emulation @module @mount @obsolete @raw-io @reboot @swap",
 )
@@ -86,7 +86,7 @@ def _service(service: Service) -> Iterator[str]:
     # Only the main process is told to stop, and it stops its parts in order. Backends of a worker that crashed go on,
     # and the next start adopts them; other roles leave nothing behind.
     yield f"KillMode={'process' if role in RUN_BACKENDS else 'mixed'}"
-    yield from (f"TimeoutStopSec={_STOP_S[role]}", "Restart=always", f"RestartSec={_RESTART[role]}")
+    yield from (f"TimeoutStopSec={STOP_S[role]}", "Restart=always", f"RestartSec={_RESTART[role]}")
     yield "LimitNOFILE=65536"
     if role == "controller" and service.is_system:
         yield from ("RuntimeDirectory=corral", "RuntimeDirectoryMode=0700")
