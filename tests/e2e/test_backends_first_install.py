@@ -19,6 +19,8 @@ from tests.support.fleet import PATIENT, Fleet
 from tests.support.grown_fleet import grown_fleet
 from tests.support.processes import CORRAL
 
+# One machine installs the same engine in `test_models_first_chat.py`.
+pytestmark = pytest.mark.long
 WORKERS = ("barn", "byre")
 LINES, COLUMNS = 40, 140
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

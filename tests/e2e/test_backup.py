@@ -113,7 +113,9 @@ def test_a_fleet_comes_back_with_its_secrets(tmp_path: Path) -> None:
         wait_for(lambda: answers(fleet, key), "an answer of the same model to the same key", 90)
 
 
-@pytest.mark.parametrize("options", [("--lan",), ()], ids=["TLS", "plain"])
+@pytest.mark.parametrize(
+    "options", [pytest.param(("--lan",), id="TLS"), pytest.param((), id="plain", marks=pytest.mark.long)]
+)
 def test_without_secrets_machines_keep_their_nodes(options: tuple[str, ...], tmp_path: Path) -> None:
     """With TLS they do not trust the new CA, so they must join again. Without TLS they reconnect by themselves."""
     file = tmp_path / "fleet.backup"

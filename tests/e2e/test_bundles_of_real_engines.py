@@ -12,7 +12,8 @@ from tests.support.fleet import PATIENT, Fleet, http
 from tests.support.processes import free_port
 
 MODEL = "smollm2-135m"
-pytestmark = pytest.mark.timeout(400)  # an engine and weights come from the package index
+# An engine and weights come from the package index. `test_bundles.py` has the same with the mock backend.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 def test_an_engine_a_model_and_corral_itself_come_from_a_bundle(tmp_path: Path) -> None:

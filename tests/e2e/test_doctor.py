@@ -44,7 +44,9 @@ def ask(fleet: Fleet, *more: str) -> Advice:
     return advice
 
 
-@pytest.fixture(scope="module", params=[(), ("--lan",)], ids=["loopback", "lan"])
+@pytest.fixture(
+    scope="module", params=[pytest.param((), id="loopback", marks=pytest.mark.long), pytest.param(("--lan",), id="lan")]
+)
 def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     root = tmp_path_factory.mktemp("doctor")
     assert shutil.disk_usage(root).free > 2 * GIB, "the doctor would rightly complain about this machine's disk"

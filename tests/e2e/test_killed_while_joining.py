@@ -153,7 +153,7 @@ def are_well(cluster: Cluster, joined: Sequence[Joiner]) -> bool:
 
 
 def test_a_worker_killed_again_and_again_while_it_registers(cluster: Cluster, chance: random.Random) -> None:
-    with joiners(cluster, "barn", "byre", "coop") as machines:
+    with joiners(cluster, "barn", "byre") as machines:
         plans = {
             machine.name: [
                 (moment, chance.uniform(0, SOON_S))
