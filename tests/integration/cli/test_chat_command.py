@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import socket
 import time
@@ -203,7 +204,7 @@ def test_a_talk_ends_at_once_when_it_is_interrupted_at_its_prompt(corral: Corral
 
 def test_in_a_talk_an_answer_that_is_interrupted_ends_and_the_talk_goes_on(corral: Corral) -> None:
     corral.fleet.answers[LOAD] = load("loaded")
-    corral.fleet.endless = chunk("A fence").encode()
+    corral.fleet.endless = chunk("A fence for").encode()
     ours, theirs = pty.openpty()
     talking = start(
         corral, "chat", "tiny", stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=_own_it
@@ -219,7 +220,7 @@ def test_in_a_talk_an_answer_that_is_interrupted_ends_and_the_talk_goes_on(corra
     os.write(ours, b"And a fence?\n")
     _read_until(ours, b"horses.\r\n> ")
     last = [body for method, path, body in corral.fleet.calls if (method, path) == CHAT][-1]
-    assert [each["content"] for each in last["messages"]] == ["What is a corral?", "A fence", "And a fence?"]
+    assert [each["content"] for each in last["messages"]] == ["What is a corral?", "A fence for", "And a fence?"]
     os.write(ours, b"\x03")
     assert talking.wait(60) == 130
     os.close(ours)
@@ -234,6 +235,37 @@ def test_a_talk_ends_with_ctrl_d(corral: Corral) -> None:
     os.write(ours, b"\x04")
     assert talking.wait(60) == 0
     os.close(ours)
+
+
+def test_a_conversation_is_edited_saved_reset_and_remembered(corral: Corral, tmp_path: Path) -> None:
+    corral.fleet.answers |= {LOAD: lambda: load("loaded"), CHAT: lambda: answer(WHOLE)}
+    corral.fleet.answers["POST", "/api/models/small/load"] = lambda: load("loaded")
+    ours, theirs = pty.openpty()
+    talking = start(corral, "chat", "tiny", stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    saved = tmp_path / "talk.md"
+    _read_until(ours, b"> ")
+    for typed, shown in (
+        (b"What is a corrak\x7fl?", b"horses."),
+        (f"/save {saved}".encode(), b"(saved in"),
+        (f"/save {saved}".encode(), b"File exists"),
+        (b"/reset", b"starts again)"),
+        (b"/model small", b"(small answers now)"),
+        (b"/rest", b"did you mean /reset?"),
+        (b"//slash", b"horses."),
+    ):
+        os.write(ours, typed + b"\n")
+        if b"\n> " not in _read_until(ours, shown).partition(shown)[2]:
+            _read_until(ours, b"> ")
+    os.write(ours, b"\x04")
+    assert talking.wait(60) == 0
+    os.close(ours)
+    assert saved.read_text() == "## user\n\nWhat is a corral?\n\n## assistant\n\nA fence for horses.\n\n"
+    last = [body for method, path, body in corral.fleet.calls if (method, path) == CHAT][-1]
+    assert (last["model"], last["messages"]) == ("small", [{"role": "user", "content": "/slash"}])
+    history = tmp_path / ".local" / "state" / "corral" / "chat-history"
+    assert history.stat().st_mode & 0o777 == 0o600
+    assert history.read_text().splitlines()[0] == "What is a corral?"
 
 
 def test_a_gateway_that_is_just_started_again_is_waited_for(
@@ -274,9 +306,11 @@ def _own_it() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def _read_until(terminal: int, words: bytes) -> None:
+def _read_until(terminal: int, words: bytes) -> bytes:
     seen, until = b"", time.monotonic() + 60
     while words not in seen:
         ready, _, _ = select.select([terminal], [], [], max(0.0, until - time.monotonic()))
         assert ready, f"not seen: {words!r} in {seen!r}"
-        seen += os.read(terminal, 10_000)
+        # Without what the editor of lines tells the terminal, such as that it accepts pasted text as a whole.
+        seen = re.sub(rb"\x1b\[[?0-9;]*[a-zA-Z]\r?", b"", seen + os.read(terminal, 10_000))
+    return seen

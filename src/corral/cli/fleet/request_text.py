@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from corral.cli.common.output import relative_time
+from corral.cli.common.output import printable, relative_time
 
 if TYPE_CHECKING:
     from corral.contract.receipts import RequestView
 
 COLUMNS = ("WHEN", "MODEL", "KEY", "STATUS", "NODE", "QUEUED", "LOADED", "FIRST", "TOTAL", "IN", "OUT", "NOTE")
+_WATCH = "{:<8}  {:<6}  {:<24}  {:<12}  {:<12}  {:>8}  {:>8}  {:>6}  {:>6}  {}"
+WATCH_HEADER = _WATCH.format("ENDED", "STATUS", "MODEL", "KEY", "NODE", "FIRST", "TOTAL", "IN", "OUT", "NOTE").rstrip()
+
+
+def watch_line(view: RequestView) -> str:
+    """One line of a fixed width for each column: the next ones are not known yet."""
+    ended = datetime.fromisoformat(view.at) + timedelta(milliseconds=view.total_ms)
+    _, model, key, status, node, _, _, first, total, prompt, answer, words = row(view)
+    clock = ended.astimezone().strftime("%H:%M:%S")
+    return printable(_WATCH.format(clock, status, model, key, node, first, total, prompt, answer, words).rstrip())
 
 
 def row(view: RequestView, now: datetime | None = None) -> tuple[str, ...]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from corral.cli.common import declare
 from corral.cli.common.fleet_command import fleet_command
 from corral.cli.common.options import Json, reject_empty
-from corral.cli.common.output import print_json, print_table
+from corral.cli.common.output import print_error, print_json, print_line, print_note, print_table
 from corral.cli.fleet import request_text
 from corral.kit.durations import parse_duration_s
 
 if TYPE_CHECKING:
     from corral.client import Client
+    from corral.contract.receipts import RequestView
 
+_WATCHED = 200  # newest receipts
+_WATCH_S = 1.0
 app = declare.App(
     help="List inference requests with their key, model, node, status and times.",
 )
@@ -47,6 +53,7 @@ async def list_requests(
     limit: Annotated[
         int, declare.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="maximum number of requests to list")
     ] = 50,
+    watch: Annotated[bool, declare.Option("--watch", "-w", help="print each request as it ends, until Ctrl-C")] = False,
     as_json: Json = False,
 ) -> None:
     """List inference requests and their results, newest first.
@@ -59,14 +66,60 @@ async def list_requests(
       corral requests
       corral requests --model smollm2-135m --failed --since 1h
       corral requests --by notebook -n 1000 --json
+      corral requests --watch --failed
     """
-    found = await client.requests.list(
-        limit=limit, model=model, key=by, node=node, failed=failed, since=_timestamp(since) if since else ""
+    read = partial(
+        client.requests.list, model=model, key=by, node=node, failed=failed, since=_timestamp(since) if since else ""
     )
+    if watch:
+        await _watch(read, as_json=as_json)
+        return
+    found = await read(limit=limit)
     if as_json:
         print_json(found)
         return
     print_table(request_text.COLUMNS, [request_text.row(each) for each in found], empty="No requests.")
+
+
+async def _watch(read: Callable[..., Awaitable[Sequence[RequestView]]], *, as_json: bool) -> None:
+    """Receipts come when requests have ended, in any order: the newest are read again, and those that were printed are
+    left out."""
+    from corral.client.errors import NO_ANSWER
+
+    new_requests = NewRequests()
+    new_requests.of(await read(limit=_WATCHED))
+    if not as_json:
+        print_line(request_text.WATCH_HEADER)
+    while True:
+        await asyncio.sleep(_WATCH_S)
+        try:
+            found = await read(limit=_WATCHED)
+        except NO_ANSWER as error:
+            print_error(f"{error.message}; retrying")
+            continue
+        for each in new_requests.of(found):
+            if as_json:
+                print_json(each, indent=None)
+            else:
+                print_line(request_text.watch_line(each))
+        if new_requests.may_have_missed and not as_json:
+            print_note(f"(more than {_WATCHED} requests ended within {_WATCH_S:g} s: some are not shown)")
+
+
+class NewRequests:
+    """Which receipts were not there before. Pure."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] | None = None
+        self.may_have_missed = False
+
+    def of(self, newest_first: Sequence[RequestView]) -> list[RequestView]:
+        """The new ones, oldest first. None the first time."""
+        before = self._seen
+        new = [each for each in reversed(newest_first) if before is not None and each.id not in before]
+        self.may_have_missed = before is not None and len(new) >= _WATCHED
+        self._seen = {each.id for each in newest_first}
+        return new
 
 
 def _timestamp(duration: str) -> str:

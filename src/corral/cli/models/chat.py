@@ -5,19 +5,31 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from corral.cli.common import declare
 from corral.cli.common.fleet_command import fleet_command
 from corral.cli.common.options import Json
 from corral.cli.common.output import DONE, FAILED, print_error, print_json, print_note, printable
+from corral.cli.models.chat_terminal import (
+    COMMANDS,
+    HELP,
+    LineReader,
+    WordWrap,
+    history_file,
+    parse_command,
+    prompt_of,
+    save_conversation,
+)
 from corral.cli.models.load_progress import LoadProgress, LoadWatcher
 from corral.contract.loads import LoadState, LoadStatus
 from corral.kit.errors import CorralError, Denied, Invalid, OutcomeUnknown, Unavailable
-from corral.kit.tasks import wait_readable
+from corral.kit.suggest import similar_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
@@ -48,11 +60,17 @@ async def chat(
             "--temperature", metavar="T", min=0, max=2, help="sampling temperature; without it, that of the model"
         ),
     ] = None,
+    no_history: Annotated[
+        bool, declare.Option("--no-history", help="in a conversation, do not keep what is typed")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Send a prompt to a model and print the answer.
 
     A model that is not loaded is loaded first: the backend is installed, the files are fetched, a replica is started.
+
+    Without a prompt a conversation begins. Its lines can be edited; earlier ones, also of other conversations, are
+    found with the arrow keys and Ctrl-R. /help lists its commands: /model, /reset, /save.
 
     \b
     Examples:
@@ -65,7 +83,9 @@ async def chat(
         options["max_tokens"] = max_tokens
     if temperature is not None:
         options["temperature"] = temperature
-    return await send(client, model, prompt, system=system, options=options, as_json=as_json)
+    return await send(
+        client, model, prompt, system=system, options=options, as_json=as_json, keeps_history=not no_history
+    )
 
 
 async def send(
@@ -76,6 +96,7 @@ async def send(
     system: str = "",
     options: dict[str, Any] | None = None,
     as_json: bool = False,
+    keeps_history: bool = True,
 ) -> int:
     """Ask one question, or talk on the terminal. Return the exit code."""
     conversation = _Conversation(client, model, system, options or {})
@@ -86,7 +107,7 @@ async def send(
         return FAILED
     if question is not None:
         return await conversation.ask(question, as_json=as_json)
-    return await _converse(conversation)
+    return await _converse(conversation, LineReader(history_file(os.environ) if keeps_history else None))
 
 
 def _question(prompt: str) -> str | None:
@@ -101,16 +122,46 @@ def _question(prompt: str) -> str | None:
     return prompt or None
 
 
-async def _converse(conversation: _Conversation) -> int:
-    print_note("Type a prompt and press Enter. Ctrl-C stops an answer, Ctrl-D ends the conversation.")
+async def _converse(conversation: _Conversation, reader: LineReader) -> int:
+    print_note(
+        "Type a prompt and press Enter. Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists commands."
+    )
     while True:
         try:
-            line = await _read_line("> ")
+            line = (await reader.read("> ")).strip()
         except EOFError:
             print_note("")
             return DONE
-        if line.strip():
-            await _cancel_on_interrupt(conversation.ask(line.strip()))
+        if (command := parse_command(line)) is not None:
+            await _run_command(conversation, *command)
+        elif line:
+            await _cancel_on_interrupt(conversation.ask(prompt_of(line)))
+
+
+async def _run_command(conversation: _Conversation, name: str, argument: str) -> None:
+    match name:
+        case "/help":
+            print_note(HELP)
+        case "/model" if argument:
+            await _cancel_on_interrupt(conversation.change_model(argument))
+        case "/model":
+            print_note(conversation.model)
+        case "/reset":
+            conversation.reset()
+            print_note("(the conversation starts again)")
+        case "/save" if argument:
+            try:
+                save_conversation(Path(argument), conversation.messages)
+                print_note(f"(saved in {argument})")
+            except OSError as error:
+                print_error(f"cannot save {argument}: {error.strerror}")
+        case _:
+            if name in COMMANDS:
+                print_error(f"{name} needs the name of a file")
+                return
+            close = similar_names(name, COMMANDS, cutoff=0.5)
+            hint = f"did you mean {close[0]}?" if close else "/help lists the commands."
+            print_error(f"no command {name}: {hint} A second slash in front sends it to the model.")
 
 
 async def _cancel_on_interrupt(asking: Coroutine[Any, Any, int]) -> None:
@@ -128,28 +179,38 @@ async def _cancel_on_interrupt(asking: Coroutine[Any, Any, int]) -> None:
         answering.result()
 
 
-async def _read_line(prompt: str) -> str:
-    """Read a line from the terminal without a thread: a thread that waits for input cannot be stopped, and Ctrl-C would
-    have no effect. Raises EOFError."""
-    print(prompt, end="", file=sys.stderr, flush=True)
-    terminal, typed = sys.stdin.fileno(), b""
-    while not typed.endswith(b"\n"):
-        await wait_readable(terminal)
-        piece = os.read(terminal, 65536)
-        if not piece and not typed:
-            raise EOFError
-        if not piece:  # Ctrl-D after some text ends the line
-            break
-        typed += piece
-    return typed.decode(errors="replace")
-
-
 class _Conversation:
     def __init__(self, client: Client, model: str, system: str, options: dict[str, Any]) -> None:
         self._client = client
         self._model = model
         self._options = options
-        self._messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        self._begin: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._begin)
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return self._messages
+
+    def reset(self) -> None:
+        self._messages = list(self._begin)
+
+    async def change_model(self, model: str) -> int:
+        """The conversation goes on with another model, if that can be loaded."""
+        before, self._model = self._model, model
+        is_loaded = False
+        try:
+            is_loaded = await self.load()
+        except CorralError as error:
+            print_error(error.message)
+        finally:  # also after Ctrl-C
+            if not is_loaded:
+                self._model = before
+        print_note(f"({self._model} answers now)" if is_loaded else f"(still {before})")
+        return DONE if is_loaded else FAILED
 
     async def load(self) -> bool:
         """Load the model. False if that failed. True for a key that may not load: its request loads the model.
@@ -204,14 +265,19 @@ class _Conversation:
         answer: list[str] = []
         began, first = time.monotonic(), 0.0
         last = ChatPiece()
+        wrap = WordWrap(shutil.get_terminal_size().columns) if sys.stdout.isatty() and not as_json else None
         try:
             async for said in self._answer(head):
                 first = first or time.monotonic() - began
                 last = said
                 answer.append(said.text)
                 if said.text and not as_json:
-                    print(_shown(said.text), end="", flush=True)
+                    print(wrap.feed(_shown(said.text)) if wrap else _shown(said.text), end="", flush=True)
+            if wrap:
+                print(wrap.flush(), end="", flush=True)
         except asyncio.CancelledError:  # the conversation continues with the part that was received
+            if wrap:
+                print(wrap.flush(), end="", flush=True)
             if answer:
                 self._messages.append({"role": "assistant", "content": "".join(answer)})
             else:
