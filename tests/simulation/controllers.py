@@ -31,6 +31,7 @@ from corral.store.engine.inline_sqlite import StepHook, TransactionStep
 from corral.store.engine.transactions import Store
 from corral.store.tables.nodes import Heartbeat
 from tests.simulation.catalogue import SimulatedModels
+from tests.simulation.census import Census
 from tests.simulation.processes import LOAD_AGAIN_S
 
 GUARD = Guard(40, 3)
@@ -124,6 +125,9 @@ class Surroundings(Protocol):
     def join_bus(self, name: str) -> LocalBus: ...
 
     def open_store(self, between: StepHook) -> Store: ...
+
+    @property
+    def census(self) -> Census: ...
 
     def note(self, *what: object) -> None: ...
 
@@ -240,6 +244,7 @@ class Controller:
             self._raise(step, "the connection to the database broke")
 
     def _raise(self, step: TransactionStep, why: str) -> None:
+        self._around.census.faults["transaction failed"] += 1
         if step is TransactionStep.COMMITTED:
             raise OutcomeUnknown(f"{why} while committing")
         raise Unavailable(why)

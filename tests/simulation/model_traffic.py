@@ -16,6 +16,7 @@ from corral.controller.runtime.change_feed import REPLICAS
 from corral.kit.errors import CorralError
 from corral.store.tables import model_schedules, models, revisions
 from corral.store.tables.model_schedules import Schedule
+from tests.simulation.census import kind_of
 from tests.simulation.controllers import Controller, Died
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class ModelPeople:
         controller = self.sim.some_controller()
         if controller is None:
             return False
+        self.sim.census.requests[kind_of(what)] += 1
         try:
             await controller.asked(lambda: what(controller))
         except Died:
@@ -161,6 +163,7 @@ class Clients:
                 tasks.create_task(self._request(self.chance.choice(MODELS)))
 
     async def _request(self, model: str) -> None:
+        self.sim.census.requests["inference"] += 1
         takes_s = self.chance.choice((0.1, 1.0, 1.0, 5.0, 5.0, 40.0, 40.0, 150.0))
         for _ in range(3):
             replica = await self._pick(model)

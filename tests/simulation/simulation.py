@@ -39,6 +39,7 @@ from corral.store.tables import node_labels, node_tombstones, nodes, revisions
 from corral.store.tables.nodes import Node
 from tests.simulation import at_rest
 from tests.simulation.catalogue import SimulatedFiles
+from tests.simulation.census import Census
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Controller, Died, StoreLuck
 from tests.simulation.facts import FactsReader, Lately, at_once
 from tests.simulation.galleries import Galleries
@@ -75,6 +76,7 @@ class Simulation:
         self.clock = VirtualClock(loop)
         self.trace: list[tuple[Any, ...]] = []
         self.faults: list[str] = []  # what was found wrong
+        self.census = Census()
         self.luck = Luck()
         self.store_luck = StoreLuck(self.chance("store"))
         self.catalogue = Galleries(self.chance("shelf"))
@@ -190,6 +192,7 @@ class Simulation:
         controller = self.controllers.get(name)
         if controller is not None:
             self.note(name, "is killed")
+            self._count_fault("controller killed")
             self.controllers[name] = None
             controller.end()
             self.spawn(controller.bury())
@@ -201,11 +204,13 @@ class Simulation:
     def start_worker(self, name: str) -> None:
         if name not in self._running and not self.workers[name].deleted:
             self.note(name, "starts")
+            self.census.node_started(name, self.loop.time())
             self._running[name] = self.spawn(self.workers[name].run())
 
     def reboot(self, name: str, again_after_s: float) -> None:
         """The machine, with all that runs on it."""
         self.note(name, "loses power")
+        self._count_fault("machine lost power")
         self.kill_worker(name, again_after_s)
         self.workers[name].disk.processes.clear()
 
@@ -213,6 +218,8 @@ class Simulation:
         task = self._running.pop(name, None)
         if task is not None:
             self.note(name, "is killed")
+            self._count_fault("worker killed")
+            self.census.node_stopped(name, self.loop.time())
             worker = self.workers[name]
             if worker.bus is not None:
                 worker.bus.frozen = True
@@ -227,6 +234,10 @@ class Simulation:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    def _count_fault(self, kind: str) -> None:
+        if not self._leaving:
+            self.census.faults[kind] += 1
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -283,12 +294,14 @@ class Simulation:
 
     def _committed(self, tables: frozenset[str]) -> None:
         self.note("commit", *sorted(tables))
+        self.census.commits += 1
         if self.store_luck.doubt in tables:
             self.store_luck.doubt, self.store_luck.in_doubt = "", True
         for why in self._replicas.breaches(tables):
             self.failed(why)
         if tables.isdisjoint(FactsReader.TABLES):
             return
+        self.census.checked_states += 1
         before, after = self._seen, self._facts.read(self._seen, tables)
         self._seen = after
         for why in (*invariants.broken(before, after), *invariants.ordered_in_vain(self._lately.until_now(), after)):
@@ -361,6 +374,9 @@ class Simulation:
 
     async def _leave(self) -> None:
         self._leaving = True  # nobody who is dead by now comes back
+        self.census.simulated_s = self.loop.time()
+        self.census.faults["message lost"] = self.hub.dropped
+        self.census.faults["message doubled"] = self.hub.duplicated
         for name in list(self.controllers):
             self.kill_controller(name)
         for name in list(self._running):

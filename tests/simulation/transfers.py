@@ -55,6 +55,7 @@ from corral.worker.files.fleet_blobs import FleetBlobs, SourceToken
 from corral.worker.files.model_files import WorkerFiles
 from corral.worker.files.served_blobs import ServedBlobs
 from corral.worker.ingress.blobs import BUSY_RETRY_S
+from tests.simulation.census import Census
 from tests.simulation.simulation import Broken
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 
@@ -64,6 +65,7 @@ REST_S = 240.0
 LOOK_S = 0.5
 SHOWN = 60
 LIMITS = PlanLimits(fallback_s=2.0)
+_CLEAN_UP, _ORDER = "clean up", "stage"
 AT_ONCE = CleanupPolicy(unused_s=0.0, partial_s=3600.0, fresh_s=0.0)
 SIGNING_KEY = Signer.new_private_key()
 
@@ -327,6 +329,7 @@ class Transfers:
         self.boot_id.write_text("boot")
         self.trace: deque[str] = deque(maxlen=SHOWN)
         self.faults: list[str] = []
+        self.census = Census()
         self.liars: set[str] = set()
         self.tasks: dict[asyncio.Task[Any], None] = {}  # in order, so that a seed replays
         self.weights = {each.model: each for each in self.choose_weights()}
@@ -440,17 +443,19 @@ class Transfers:
     def trouble(self) -> None:
         worker = self.chance.choice(list(self.workers.values()))
         controller = self.chance.choice(list(self.controllers.values()))
-        happens: dict[Callable[[], None], int] = {
-            lambda: worker.kill(loses_power=False): 4,
-            lambda: worker.kill(loses_power=True): 2,
-            lambda: self.die(controller): 2,
-            lambda: self.misbehave(worker): 6,
-            lambda: self.clean_up(worker): 3,
-            lambda: self.fill_disk(worker): 1,
-            lambda: self.order(worker.name, self.chance.choice(list(self.weights))): 4,
+        happens: dict[str, tuple[int, Callable[[], None]]] = {
+            "worker killed": (4, lambda: worker.kill(loses_power=False)),
+            "machine lost power": (2, lambda: worker.kill(loses_power=True)),
+            "controller killed": (2, lambda: self.die(controller)),
+            "peer misbehaves": (6, lambda: self.misbehave(worker)),
+            _CLEAN_UP: (3, lambda: self.clean_up(worker)),
+            "disk full": (1, lambda: self.fill_disk(worker)),
+            _ORDER: (4, lambda: self.order(worker.name, self.chance.choice(list(self.weights)))),
         }
-        what = self.chance.choices(list(happens), list(happens.values()))[0]
-        what()
+        kind = self.chance.choices(list(happens), [weight for weight, _ in happens.values()])[0]
+        counted = self.census.requests if kind in (_CLEAN_UP, _ORDER) else self.census.faults
+        counted[kind] += 1
+        happens[kind][1]()
 
     def die(self, controller: SimulatedController) -> None:
         self.note(controller.name, "dies")
@@ -502,6 +507,9 @@ class Transfers:
             worker.disk_is_full = False
 
     def check(self) -> None:
+        self.census.checked_states += 1
+        self.census.simulated_s = self.loop.time()
+        self.census.node_s = self.loop.time() * len(self.workers)
         for worker in self.workers.values():
             worker.check()
         if self.faults:

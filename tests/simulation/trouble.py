@@ -13,6 +13,7 @@ from corral.controller.registry.transitions import NodeEvent
 from corral.kit.errors import CorralError
 from corral.store.records import BackendRequest, Scope, ScopeKind
 from corral.store.tables import node_labels, nodes, operations, revisions
+from tests.simulation.census import kind_of
 from tests.simulation.controllers import Controller, Died
 from tests.simulation.galleries import BACKENDS
 from tests.simulation.leftovers import leave_behind
@@ -22,6 +23,7 @@ from tests.simulation.simulation import Simulation
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
 
 GIB = 1 << 30
+_COUNTED_BY_THE_SIMULATION = ("controller dies", "worker dies", "machine reboots")
 _MACHINES: tuple[dict[str, Any], ...] = (
     {},
     {"capability": "nvidia", "labels": {"zone": "a"}},
@@ -101,7 +103,11 @@ class Trouble:
         sim.while_failing(0.0, self._controllers_return)
         while True:
             await asyncio.sleep(chance.expovariate(1 / every_s))
-            chance.choice(happenings)()
+            happening = chance.choice(happenings)
+            kind = kind_of(happening)
+            if kind not in _COUNTED_BY_THE_SIMULATION:
+                sim.census.faults[kind] += 1
+            happening()
 
     def _add_worker(self, name: str) -> None:
         ram = self.chance.choice((12, 16, 48)) << 30
@@ -252,6 +258,7 @@ class People:
             (60, 8, 6, 5, 6, 2, 4, 2, 3),
         )[0]
         try:
+            self.sim.census.requests[kind_of(what)] += 1
             await controller.asked(lambda: what(controller))
         except Died:
             self.sim.note("person", "never hears from", controller.name)

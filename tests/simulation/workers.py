@@ -23,6 +23,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.worker.agent.orders.runner import EventPublisher, OrderRunner
 from corral.worker.metrics import WorkerMetrics
+from tests.simulation.census import Census
 from tests.simulation.processes import DiskOutcomes, Process, ProcessHost
 
 METRICS = WorkerMetrics()  # nobody looks at them, and they are slow to make
@@ -105,6 +106,7 @@ class Environment(Protocol):
     """What a worker needs of the simulation."""
 
     luck: Luck
+    census: Census
 
     @property
     def clock(self) -> Clock: ...
@@ -234,7 +236,9 @@ class Worker:
         return self.chance.uniform(60, 300) if self.chance.random() < luck.slow else self.chance.uniform(*luck.takes_s)
 
     def fails(self) -> bool:
-        return self.chance.random() < self.sim.luck.fails
+        is_failing = self.chance.random() < self.sim.luck.fails
+        self.sim.census.faults["order failed"] += is_failing
+        return is_failing
 
     def moment(self) -> str:
         return self.sim.clock.now().isoformat()

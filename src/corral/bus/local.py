@@ -45,6 +45,8 @@ class LocalHub:
         self._chance = random.Random(seed)
         self._members: dict[str, LocalBus] = {}
         self._joined = 0
+        self.dropped = 0  # deliveries that `faults` swallowed, and that it made twice
+        self.duplicated = 0
 
     def join(self, name: str, *, permissions: Permissions | None = None, limits: QueueLimits | None = None) -> LocalBus:
         """A participant under a name of its own. Without permissions it may do everything."""
@@ -94,6 +96,8 @@ class LocalHub:
     def _deliver(self, bus: LocalBus, registration: Registration, subject: str, payload: bytes, reply: str) -> None:
         faults = self.faults
         copies = 0 if self._happens(faults.drop) else 2 if self._happens(faults.duplicate) else 1
+        self.dropped += copies == 0
+        self.duplicated += copies == 2
         for _ in range(copies):
             low, high = faults.delay_s
             delay_s = self._chance.uniform(low, high) if high > 0 else 0.0
