@@ -32,6 +32,7 @@ class ScriptedIngress:
     node: str
     gone: set[str] = field(default_factory=set)  # processes that are not there any more
     unreachable: set[str] = field(default_factory=set)  # and those that do not accept connections
+    unconvinced: set[str] = field(default_factory=set)  # and those whose worker refuses the gateway's token
     ended: set[str] = field(default_factory=set)  # and those that end when they are asked
     came: list[Came] = field(default_factory=list)
     running: dict[str, int] = field(default_factory=dict)
@@ -89,6 +90,8 @@ class ScriptedIngress:
             return web.json_response({"error": {"code": 410}}, status=410, headers=not_reached)
         if process in self.unreachable:
             return web.json_response({"error": {"code": 503}}, status=503, headers=not_reached)
+        if process in self.unconvinced:
+            return web.json_response({"error": {"code": 401}}, status=401, headers=not_reached)
         body = await request.read()
         path = "/" + request.match_info["path"]
         self.came.append(

@@ -71,7 +71,7 @@ async def test_a_last_resort_is_used_when_there_is_no_other(fleet: GatewayFleet)
     assert await fleet.who(gateway) == "p1"
 
 
-@pytest.mark.parametrize("trouble", ["gone", "unreachable", "no ingress"])
+@pytest.mark.parametrize("trouble", ["gone", "unreachable", "unconvinced", "no ingress"])
 async def test_another_replica_answers_where_one_cannot_be_reached(fleet: GatewayFleet, trouble: str) -> None:
     fleet.both(slots=4)
     gateway = await fleet.gateway(eject_s=30.0)
@@ -88,6 +88,16 @@ async def test_another_replica_answers_where_one_cannot_be_reached(fleet: Gatewa
     assert "corral_gateway_replica_retries_total 1.0" in lines
     assert "corral_gateway_ejections_total 1.0" in lines
     assert "corral_gateway_waiting 0.0" in lines
+
+
+async def test_a_client_learns_nothing_of_the_gateways_own_token(fleet: GatewayFleet) -> None:
+    fleet.controller.change(replicas=[fleet.one.replica("p1")])
+    fleet.one.unconvinced.add("p1")
+    gateway = await fleet.gateway(eject_s=0.05)
+    status, answer, headers = await fleet.ask(gateway)
+    assert (status, answer["error"]["code"]) == (503, "upstream_failed")
+    assert "WWW-Authenticate" not in headers
+    assert "Retry-After" in headers
 
 
 async def test_an_only_replica_that_is_away_for_a_moment_is_waited_for(fleet: GatewayFleet) -> None:

@@ -68,6 +68,7 @@ async def test_only_the_replicas_scope_opens_it(site: Worksite, tmp_path: Path) 
     assert (await site.ask(f"/replicas/{running.process_id}/x", scope="logs"))[0] == 403
     async with aiohttp.ClientSession() as session, session.get(f"{site.url}/replicas/{running.process_id}/x") as answer:
         assert answer.status == 401
+        assert answer.headers["x-corral-not-reached"] == "1"  # another replica may take the request
 
 
 async def test_an_unknown_process_answers_410(site: Worksite) -> None:

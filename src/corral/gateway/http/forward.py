@@ -1,8 +1,8 @@
 """Forwards one authorized request for a model: chooses a replica, relays, retries where that is safe, writes the
 receipt.
 
-A retry is safe as long as no process has started to work on the request: the ingress refused the connection, or
-reported that the process is not there. Once per request the gateway also retries where no response can follow any more:
+A retry is safe as long as no process has started to work on the request: the ingress refused the connection or the
+gateway's own token, or reported that the process is not there. Once per request the gateway also retries where no response can follow any more:
 the ingress stopped responding (`routing/ingress_monitor.py`), or reported that the process ended. Any other failure
 goes to the client. The gateway never retries because a response takes long.
 """
@@ -50,7 +50,7 @@ from corral.kit.log import get_log
 log = get_log(__name__)
 
 # Responses of an ingress that are not for the client, by status: the header that marks them.
-_INTERNAL_RESPONSES = {410: NOT_REACHED, 503: NOT_REACHED, 502: PROCESS_ENDED}
+_INTERNAL_RESPONSES = {status: NOT_REACHED for status in (401, 403, 410, 503)} | {502: PROCESS_ENDED}
 _PROCESS_ENDED_STATUS = 502
 _LARGE_BODY_BYTES = 256 * 1024  # from here on two writes cost less than one write and a copy
 _FAILURE_MESSAGES = {

@@ -30,7 +30,7 @@ from corral.worker.supervisor.table import Running
 
 PREFIX = b"/replicas/"
 # Marks responses of the ingress itself: no process has seen the request, so a gateway may try another replica.
-_NOT_REACHED: Headers = ((NOT_REACHED, b"1"),)
+NOT_REACHED_HEADERS: Headers = ((NOT_REACHED, b"1"),)
 _PROCESS_ENDED: Headers = ((PROCESS_ENDED, b"1"),)
 OURS = Strip((b"authorization",), (b"x-corral-",))
 _OURS_AND_PARENT = Strip((*OURS.names, TRACEPARENT), OURS.prefixes)
@@ -158,7 +158,7 @@ class ReplicaRelay:
     async def _gone(self, responder: Responder, process_id: str) -> int:
         shown = process_id[:MAX_SHOWN_ID_LENGTH]
         return await send_error(
-            responder, 410, f"no process {shown!r} serves here any more; pick another", "gone", _NOT_REACHED
+            responder, 410, f"no process {shown!r} serves here any more; pick another", "gone", NOT_REACHED_HEADERS
         )
 
     async def _has_ended(self, process_id: str) -> bool:
@@ -185,5 +185,5 @@ class ReplicaRelay:
             if failure.refused
             else "the process broke the connection before it answered"
         )
-        more = _NOT_REACHED if failure.refused else _PROCESS_ENDED if await self._has_ended(process_id) else ()
+        more = NOT_REACHED_HEADERS if failure.refused else _PROCESS_ENDED if await self._has_ended(process_id) else ()
         return await send_upstream_failed(responder, status, f"{words}: {failure}", more)

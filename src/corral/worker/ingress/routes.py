@@ -156,6 +156,9 @@ def _peer(request: Request) -> str:
 
 
 async def _refuse(request: Request, responder: Responder, refused: TokenRejected) -> int:
+    if request.route.startswith(replicas.PREFIX):
+        # The token is the gateway's, not the client's: clocks that differ must not look like a wrong API key.
+        return await send_error(responder, refused.status, refused.why, "denied", replicas.NOT_REACHED_HEADERS)
     if not request.route.startswith(b"/v1/"):
         return await send_error(responder, refused.status, refused.why, "denied")
     if refused.status == 403:
