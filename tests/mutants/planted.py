@@ -7,6 +7,7 @@ fault anew: one that can no longer be planted fails `tests/unit/test_planted_fau
 from __future__ import annotations
 
 from tests.mutants.catalog import PlantedFault
+from tests.mutants.planted_shells import PLANTED_IN_SHELLS
 
 _CONTROLLER = "corral.controller"
 
@@ -358,4 +359,5 @@ PLANTED = (
         "a row that has ended moves again (invariant 9)",
         simulated=False,  # the store refuses to write such a row
     ),
+    *PLANTED_IN_SHELLS,
 )
