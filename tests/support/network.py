@@ -32,7 +32,7 @@ class Machine:
         self.namespace = namespace
         self.address = address
         self.prefix = ("ip", "netns", "exec", namespace)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=namespace, initializer=self._enter)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=namespace, initializer=self.enter)
 
     def run(self, work: Callable[[], T]) -> T:
         """Do something of this process there: a thread can be on another network than its neighbours."""
@@ -45,7 +45,7 @@ class Machine:
         self._thread.shutdown()
         ip("netns", "delete", self.namespace)
 
-    def _enter(self) -> None:
+    def enter(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         descriptor = os.open(Path("/run/netns") / self.namespace, os.O_RDONLY)
         try:
