@@ -100,8 +100,8 @@ class Clients:
             answer = connection.getresponse()
             content = answer.read()
             if answer.status != 200:
-                raise RequestFailed(_cause(answer.status, content))
-            return _text_of(content, stream=asked.stream)
+                raise RequestFailed(cause_of(answer.status, content))
+            return text_of(content, stream=asked.stream)
         except http.client.IncompleteRead as error:
             raise RequestFailed("broken off in the middle of the answer") from error
         except TimeoutError as error:
@@ -112,7 +112,7 @@ class Clients:
             connection.close()
 
 
-def _cause(status: int, content: bytes) -> str:
+def cause_of(status: int, content: bytes) -> str:
     try:
         error = json.loads(content)["error"]
         kind = error.get("code") or error.get("type") if isinstance(error, dict) else ""
@@ -121,7 +121,7 @@ def _cause(status: int, content: bytes) -> str:
     return f"{status} {kind or 'without a code'}"
 
 
-def _text_of(content: bytes, *, stream: bool) -> str:
+def text_of(content: bytes, *, stream: bool) -> str:
     """Raises RequestFailed for a stream that ends without its end."""
     if not stream:
         return str(json.loads(content)["choices"][0]["message"]["content"])

@@ -104,12 +104,12 @@ class MemoryWatcher:
             if len(late) < 2 or late[-1].at_s - late[0].at_s < MIN_SLOPE_S:
                 continue
             hours = (late[-1].at_s - late[0].at_s) / 3600
-            slope = _slope(late) * 3600
-            found.append(Growth(name, hours * 60, late[0].bytes, late[-1].bytes, slope))
+            per_hour = slope(late) * 3600
+            found.append(Growth(name, hours * 60, late[0].bytes, late[-1].bytes, per_hour))
         return found
 
 
-def _slope(samples: list[MemorySample]) -> float:
+def slope(samples: list[MemorySample]) -> float:
     """Bytes per second."""
     count = len(samples)
     middle_s = sum(each.at_s for each in samples) / count
