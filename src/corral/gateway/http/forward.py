@@ -2,9 +2,9 @@
 receipt.
 
 A retry is safe as long as no process has started to work on the request: the ingress refused the connection or the
-gateway's own token, or reported that the process is not there. Once per request the gateway also retries where no response can follow any more:
-the ingress stopped responding (`routing/ingress_monitor.py`), or reported that the process ended. Any other failure
-goes to the client. The gateway never retries because a response takes long.
+gateway's own token, or reported that the process is not there. Once per request the gateway also retries where no
+response can follow any more: the ingress stopped responding (`routing/ingress_monitor.py`), or reported that the
+process ended. Any other failure goes to the client. The gateway never retries because a response takes long.
 """
 
 from __future__ import annotations
