@@ -131,7 +131,9 @@ async def test_a_viewer_reads_everything_and_changes_nothing(person: Watched, co
     page = await corral.open(person, role="viewer")
     await expect(pill_of(page, "org/m")).to_have_text("failed")
     await expect(model_of(page, "org/m").locator(".cause")).to_contain_text(f"exit 1: {NASTY}")
-    await expect(page.locator("main button:visible")).to_have_text(["Use org/m", "Why? org/m", "Definition of org/m"])
+    await expect(page.locator("main button:visible")).to_have_text(
+        ["Use org/m", "Why? org/m", "Files of org/m", "Definition of org/m"]
+    )
     await page.get_by_role("button", name="Use org/m").click()
     use = page.get_by_role("dialog", name="Ask org/m")
     await expect(use).to_contain_text('corral chat org/m "What is a corral?"')

@@ -48,6 +48,12 @@ def check_label(key: str, value: str) -> None:
         raise ValueError(f"the label {key!r} contains control characters")
 
 
+# The keys of `auto_labels`.
+BUILT_IN_LABELS = frozenset(
+    ("gpu.vendor", "gpu.vram", "node.name", "node.replica-slots", "platform.os", "platform.arch")
+)
+
+
 def auto_labels(
     *,
     node_name: str,

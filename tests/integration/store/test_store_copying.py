@@ -27,9 +27,11 @@ from corral.store.tables import (
     join_tokens,
     load_jobs,
     model_files,
+    model_revisions,
     model_schedules,
     models,
     node_backends,
+    node_events,
     node_files,
     node_labels,
     node_tombstones,
@@ -47,6 +49,8 @@ from corral.store.tables import (
 )
 from corral.store.tables.api_keys import ApiKey
 from corral.store.tables.join_tokens import JoinToken
+from corral.store.tables.model_revisions import ModelRevision
+from corral.store.tables.node_events import StatusChange
 from corral.store.tables.process_peaks import Peak
 from corral.store.tables.samples import Sample, SampleBody
 from corral.store.tables.web_sessions import WebSession
@@ -116,6 +120,11 @@ async def fill(store: Store) -> None:
             await model_files.put(tx, a_file(f"model-{number}"))
             await process_peaks.put(
                 tx, [Peak(model=f"model-{number}", revision="r1", process_id="p", seen_at=NOON, ram_bytes=2**40)]
+            )
+            await node_events.add(tx, StatusChange(node.id, NOON, "healthy", "it answers"))
+            await model_revisions.add(
+                tx,
+                ModelRevision(model=f"model-{number}", row_version=1, at=NOON, revision="r1", definition={"name": "ä"}),
             )
             await samples.put(
                 tx, [Sample("fleet", "", 60, at=NOON, source=f"c{number}", body=SampleBody(until_s=7.5, requests=3))]

@@ -39,8 +39,9 @@ from corral.kit.log import get_log
 from corral.kit.redact import restore
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.records import BackendRequest
-from corral.store.tables import model_files, model_schedules, models, node_backends, nodes, revisions
+from corral.store.tables import model_files, model_revisions, model_schedules, models, node_backends, nodes, revisions
 from corral.store.tables.model_files import StoredFile
+from corral.store.tables.model_revisions import ModelRevision
 from corral.store.tables.models import StoredModel
 
 log = get_log(__name__)
@@ -286,7 +287,23 @@ class Models:
             return None
         others = {each.id: alias_of(each) for each in await models.list_(tx) if each.id != row.id}
         check_alias(definition, others)
-        return await models.put(tx, row)
+        written = await models.put(tx, row)
+        await model_revisions.add(
+            tx,
+            ModelRevision(
+                model=written.id,
+                row_version=written.row_version,
+                at=written.updated_at,
+                revision=written.revision,
+                definition=written.definition,
+            ),
+        )
+        return written
+
+    async def list_revisions(self, name: str) -> list[ModelRevision]:
+        """The last definitions of the model, the newest first."""
+        async with self._store.read() as tx:
+            return await model_revisions.list_(tx, name)
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[Transaction]:

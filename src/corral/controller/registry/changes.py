@@ -11,7 +11,8 @@ from corral.controller.runtime.change_feed import ChangeFeed
 from corral.kit.errors import Conflict, CorralError, NotFound
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction
-from corral.store.tables import nodes, revisions
+from corral.store.tables import node_events, nodes, revisions
+from corral.store.tables.node_events import StatusChange
 from corral.store.tables.nodes import Node
 
 log = get_log(__name__)
@@ -83,7 +84,8 @@ class NodeChanges:
                     "status_reason": reason,
                 }
                 if state.status != node.status:
-                    written["status_changed_at"] = await tx.now()
+                    written["status_changed_at"] = at = await tx.now()
+                    await node_events.add(tx, StatusChange(node.id, at, state.status, reason))
             case Stays():
                 pass
         return await self.write(tx, node, written) if written else node

@@ -17,7 +17,8 @@ from corral.kit.errors import Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
-from corral.store.tables import node_labels, nodes, revisions
+from corral.store.tables import node_events, node_labels, nodes, revisions
+from corral.store.tables.node_events import StatusChange
 from corral.store.tables.nodes import Node
 
 log = get_log(__name__)
@@ -52,6 +53,11 @@ class NodeAdmin:
 
     async def node(self, id_or_name: str) -> Node:
         return await self._found(id_or_name)
+
+    async def history(self, node_id: str) -> list[StatusChange]:
+        """The last changes of its status, the newest first."""
+        async with self._store.read() as tx:
+            return await node_events.list_(tx, node_id)
 
     async def approve(self, id_or_name: str) -> NodeView:
         node = await self._found(id_or_name)

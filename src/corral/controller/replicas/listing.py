@@ -32,6 +32,11 @@ class ReplicaListing:
         self._store = store
         self._activity = activity
 
+    async def desired(self) -> list[DesiredReplica]:
+        """Without what nodes report: cheap enough to draw a large fleet every few seconds."""
+        async with self._store.read() as tx:
+            return list((await read_desired(tx))[0])
+
     async def list_(self, *, node_id: str = "", model: str = "", answering: bool = False) -> list[dict[str, Any]]:
         """`answering`: only ready ones of their model's present revision."""
         async with self._store.read() as tx:

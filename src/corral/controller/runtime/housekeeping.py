@@ -1,5 +1,5 @@
 """Deletes old rows: tombstones, ended sessions, revocations that outlived every credential, ended operations, receipts,
-samples, withdrawn rules and their targets."""
+samples, changes of nodes, withdrawn rules and their targets."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from corral.store.tables import (
     backend_rules,
     backend_targets,
     bus_credentials,
+    node_events,
     node_tombstones,
     operations,
     receipts,
@@ -25,6 +26,7 @@ from corral.store.tables import (
 
 _LEASE = "housekeeping"
 _KEEP_TOMBSTONES_S = 90 * 86400.0
+_KEEP_NODE_EVENTS = timedelta(days=90)
 
 
 class Housekeeping:
@@ -59,6 +61,7 @@ class Housekeeping:
             await bus_credentials.prune_expired(tx)
             await receipts.prune(tx, await tx.now() - self._keep_receipts)
             await samples.prune(tx, await tx.now())
+            await node_events.prune(tx, await tx.now() - _KEEP_NODE_EVENTS)
             await self._forget_operations(tx)
 
     async def _forget_operations(self, tx: Transaction) -> None:

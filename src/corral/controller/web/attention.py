@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from corral.contract.admin import Cluster, NodeView
+from corral.controller.web.links import node_href
 from corral.controller.web.rows import STATUSES, NodeRow, row_of
 from corral.controller.web.words import ago, counted, listed, parse_moment
 
@@ -18,6 +19,7 @@ _SHOWN_OF_A_KIND = 5
 class Trouble:
     name: str
     words: str
+    href: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ def attention_of(nodes: Sequence[NodeView], notices: Sequence[str], now: datetim
     for title, one, many, is_it, words in _KINDS:
         found = [node for node in nodes if is_it(node)]
         if found:
-            shown = tuple(Trouble(node.name, words(node, now)) for node in found[:_SHOWN_OF_A_KIND])
+            shown = tuple(
+                Trouble(node.name, words(node, now), node_href(node.name)) for node in found[:_SHOWN_OF_A_KIND]
+            )
             groups.append(Group(title, shown, len(found) - len(shown)))
             lines.append(counted(len(found), one, many))
     if notices:

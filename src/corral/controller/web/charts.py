@@ -62,6 +62,7 @@ class ChartSpec:
     words: Words
     lines: tuple[LineSpec, ...]
     floor: float = 1.0  # the scale shows at least this much
+    whole: Read | None = None  # what can be at most, where that is known: the upper edge
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,9 @@ def range_links(chosen: str) -> tuple[RangeLink, ...]:
 def chart_of(spec: ChartSpec, series: SampleSeries, begin: str) -> Chart:
     """`begin`: what the left edge is, in words."""
     values = [[line.read(point) for point in series.points] for line in spec.lines]
-    top = nice_ceiling(max((value for line in values for value in line if value is not None), default=0.0), spec.floor)
+    most = max((value for line in values for value in line if value is not None), default=0.0)
+    whole = max((spec.whole(point) or 0.0 for point in series.points), default=0.0) if spec.whole else 0.0
+    top = max(most, whole) if whole else nice_ceiling(most, spec.floor)
     since, until = datetime.fromisoformat(series.since), datetime.fromisoformat(series.until)
     span_s = max(1.0, (until - since).total_seconds())
     places = [
@@ -221,11 +224,12 @@ IN_FLIGHT = ChartSpec(
     "in-flight", "Requests in flight", number, (LineSpec("in flight", lambda point: point.in_flight),), floor=5
 )
 RAM = ChartSpec(
-    "ram", "RAM used", lambda value: size(int(value)), (LineSpec("used", lambda point: point.ram_used_bytes),), 2**30
-)
+    "ram", "RAM used", lambda value: size(int(value)), (LineSpec("used", lambda point: point.ram_used_bytes),), 2**30,
+    lambda point: point.ram_bytes,
+)  # fmt: skip
 DEVICES = ChartSpec(
     "devices", "Device memory used", lambda value: size(int(value)),
-    (LineSpec("used", lambda point: point.device_used_bytes),), 2**30,
+    (LineSpec("used", lambda point: point.device_used_bytes),), 2**30, lambda point: point.device_bytes,
 )  # fmt: skip
 TEMPERATURE = ChartSpec(
     "temperature", "Temperature", lambda value: f"{value:.0f} °C",

@@ -131,7 +131,7 @@ def _line(row: MatrixRow, columns: Sequence[MatrixNode], total: int) -> BackendL
         versions=_versions(versions),
         newer=_newer(row),
         marks=tuple((mark, f"{marks[mark]} {words}") for mark, words in _ONLY[2:] if marks[mark]),
-        cells=tuple(_cell(row, node) for node in columns),
+        cells=tuple(cell_of(row, node) for node in columns),
         may_upgrade=bool(installed),
         may_roll_back=any(cell.can_roll_back for cell in installed),
         is_there=bool(cells),
@@ -161,7 +161,7 @@ def short_digest(digest: str) -> str:
     return digest.rpartition(":")[2][:12]
 
 
-def _cell(row: MatrixRow, node: MatrixNode) -> Cell:
+def cell_of(row: MatrixRow, node: MatrixNode) -> Cell:
     key = f"{row.backend} {node.id}"
     cell = row.nodes.get(node.id)
     if cell is None:

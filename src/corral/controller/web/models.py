@@ -13,6 +13,7 @@ import msgspec
 
 from corral.contract.catalogue import ModelView, ScheduleView
 from corral.contract.loads import LoadState, LoadStatus
+from corral.controller.web.links import model_href, node_href
 from corral.controller.web.list_filter import Chip, ListFilter, window
 from corral.controller.web.words import ago, counted, parse_moment, size, until, used_of
 
@@ -42,7 +43,9 @@ _DESCRIPTION = 160
 @dataclass(frozen=True)
 class ReplicaLine:
     key: str
+    id: str
     node: str
+    href: str  # of the node
     state: str  # staging, loading, loaded, unloading, failed
     words: str
     phase: str  # what its node is doing for it
@@ -59,6 +62,7 @@ class ReplicaLine:
 @dataclass(frozen=True)
 class ModelLine:
     id: str
+    href: str
     state: str  # as in _ONLY
     words: str
     description: str
@@ -131,6 +135,7 @@ def line_of(
     retry_at = now + timedelta(seconds=failed.retry_after_s) if failed is not None else None
     return ModelLine(
         id=model.id,
+        href=model_href(model.id),
         state=state,
         words=_words(model, state, ready),
         description=_shortened(model.description),
@@ -228,6 +233,8 @@ def _replica(model: ModelView, row: Mapping[str, Any], moving: LoadStatus | None
         note = f"restarted {counted(restarts, 'time', 'times')}" + (f": {note}" if note else "")
     return ReplicaLine(
         key=f"{row['node_id']} {row['replica_index']} {row['id']}",
+        id=str(row["id"]),
+        href=node_href(str(row["node_name"])),
         node=str(row["node_name"]) + (f" #{row['replica_index']}" if row["replica_index"] else ""),
         state=state if serves or state != "loaded" else "loading",
         words=words,

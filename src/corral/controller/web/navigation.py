@@ -52,4 +52,4 @@ def is_place(wanted: str) -> bool:
     path = wanted.partition("?")[0]
     if "\\" in wanted or not wanted.isascii() or not wanted.isprintable():
         return False
-    return any(path == place.path for place in PLACES) or path.startswith(_DETAILS)
+    return path == "/search" or any(path == place.path for place in PLACES) or path.startswith(_DETAILS)

@@ -12,6 +12,7 @@ from corral.controller.api.auth import viewers
 from corral.controller.api.overview import Overview
 from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.operations.service import Operations
+from corral.controller.replicas.listing import ReplicaListing
 from corral.controller.samples.series import RANGES
 from corral.controller.samples.service import SampleService
 from corral.controller.web.attention import attention_of
@@ -19,6 +20,7 @@ from corral.controller.web.charts import OF_FLEET, charts_of, range_links
 from corral.controller.web.navigation import OVERVIEW
 from corral.controller.web.operations import running_of
 from corral.controller.web.page_context import Page, PageContext, Shown
+from corral.controller.web.placement_map import placement_map
 from corral.controller.web.requests import request_lines
 
 _REQUESTS_SHOWN = 8
@@ -36,6 +38,7 @@ class OverviewReader:
         operations: Operations,
         receipts: ReceiptService,
         samples: SampleService,
+        replica_rows: ReplicaListing,
         span: str,
     ) -> None:
         self._context = context
@@ -43,6 +46,7 @@ class OverviewReader:
         self._operations = operations
         self._receipts = receipts
         self._samples = samples
+        self._replicas = replica_rows
         self.span = span
 
     async def fill(self) -> Shown:
@@ -58,10 +62,10 @@ class OverviewReader:
             "attention": attention_of(nodes, cluster.notices, now),
             "ranges": range_links(self.span),
             "charts": charts_of(OF_FLEET, series, self.span),
+            "map": placement_map(nodes, await self._replicas.desired()),
             "running": running,
             "running_more": more,
             "latest": request_lines(latest.requests, now),
-            "has_nodes": bool(nodes),
         }
 
 
@@ -82,9 +86,14 @@ async def _overview_reader(
     operations: Operations,
     receipts: ReceiptService,
     samples: SampleService,
+    replica_rows: ReplicaListing,
     span: Span = "1h",
 ) -> OverviewReader:
-    return OverviewReader(context, overview, operations, receipts, samples, span if span in RANGES else "1h")
+    return OverviewReader(context, overview, operations, receipts, samples, replica_rows, known_range(span))
+
+
+def known_range(span: str) -> str:
+    return span if span in RANGES else "1h"
 
 
 PAGES = (overview_page,)

@@ -23,7 +23,7 @@ from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.navigation import FLEET_ROLES, START, is_place, places_for
 from corral.controller.web.operations import work_of
 from corral.controller.web.pages import load_pages, see_other, trouble
-from corral.controller.web.sign_in import AnyRequest, SignIn, drop_session, signed_in
+from corral.controller.web.sign_in import AnyRequest, SignIn, drop_session, is_secure, signed_in
 
 ENDED = "/login?why=ended"
 Page = Response[str] | Response[bytes]
@@ -43,6 +43,11 @@ class PageContext:
 
     def now(self) -> datetime:
         return self._sign_in.now()
+
+    def base_url(self) -> str:
+        """As the browser has it."""
+        scheme = "https" if is_secure(self._request) else "http"
+        return f"{scheme}://{self._request.headers.get('host', 'localhost')}"
 
     async def page(
         self, template: str, here: str, part: str, fill: Fill, *, roles: frozenset[Role] = FLEET_ROLES

@@ -7,6 +7,7 @@ from datetime import datetime
 from urllib.parse import urlencode
 
 from corral.contract.receipts import RequestView
+from corral.controller.web.links import model_href, node_href
 from corral.controller.web.words import ago, parse_moment
 
 _ENDINGS = {"client_left": "the client left", "upstream_broke": "the replica broke off"}
@@ -44,6 +45,8 @@ class RequestLine:
     total: str
     tokens: str
     remark: str
+    model_href: str
+    node_href: str
     title: str  # what tells it from others: its id, and what exactly answered
 
 
@@ -78,6 +81,8 @@ def _line(view: RequestView, now: datetime) -> RequestLine:
         total=span(view.total_ms),
         tokens=_tokens(view),
         remark=", ".join(part for part in (ending, tried) if part),
+        model_href=model_href(view.served_by or view.model) if view.node_id else "",
+        node_href=node_href(view.node) if view.node else "",
         title=" · ".join(part for part in (view.id, view.process_id, view.revision[:12], view.digest) if part),
     )
 

@@ -10,7 +10,15 @@ from litestar.exceptions import HTTPException
 
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import authenticate
-from corral.controller.web import fleet_pages, model_pages, overview_page, playground_page
+from corral.controller.web import (
+    fleet_pages,
+    model_page,
+    model_pages,
+    node_page,
+    overview_page,
+    playground_page,
+    search_page,
+)
 from corral.controller.web.assets import cache_rule
 from corral.controller.web.navigation import is_place, places_for
 from corral.controller.web.page_context import DEPENDENCIES, ENDED, Page
@@ -31,7 +39,7 @@ from corral.controller.web.sign_in import (
     signed_in,
 )
 from corral.kit.clock import Clock
-from corral.kit.errors import CorralError, Denied, Unauthenticated, Unavailable
+from corral.kit.errors import CorralError, Denied, NotFound, Unauthenticated, Unavailable
 from corral.kit.log import get_log
 
 log = get_log(__name__)
@@ -126,6 +134,8 @@ def _on_corral_error(_: AnyRequest, error: CorralError) -> Page:
     if isinstance(error, Unavailable):
         words = f"Corral is here, but something it needs is not: {error.message}. This page tries again by itself."
         return trouble(503, "Not ready", words, refresh="5")
+    if isinstance(error, NotFound):
+        return trouble(404, "Not found", f"{error.message}.")
     return trouble(403 if isinstance(error, Denied) else 500, "That did not work", f"{error.message}.")
 
 
@@ -136,6 +146,9 @@ def _on_http_exception(_: AnyRequest, error: HTTPException) -> Page:
 _GIVEN = {
     **DEPENDENCIES,
     **overview_page.DEPENDENCIES,
+    **node_page.DEPENDENCIES,
+    **model_page.DEPENDENCIES,
+    **search_page.DEPENDENCIES,
     **fleet_pages.DEPENDENCIES,
     **model_pages.DEPENDENCIES,
 }
@@ -143,6 +156,9 @@ _pages = Router(
     path="/",
     route_handlers=[
         *overview_page.PAGES,
+        *node_page.PAGES,
+        *model_page.PAGES,
+        *search_page.PAGES,
         *fleet_pages.PAGES,
         *model_pages.PAGES,
         *playground_page.PAGES,
@@ -157,7 +173,15 @@ _pages = Router(
 )
 _parts = Router(
     path="/",
-    route_handlers=[*overview_page.PARTS, *fleet_pages.PARTS, *model_pages.PARTS, static_file],
+    route_handlers=[
+        *overview_page.PARTS,
+        *node_page.PARTS,
+        *model_page.PARTS,
+        *search_page.PARTS,
+        *fleet_pages.PARTS,
+        *model_pages.PARTS,
+        static_file,
+    ],
     dependencies=_GIVEN,
     include_in_schema=False,
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from corral.contract.admin import NodeView, main_problem
+from corral.controller.web.links import node_href
 from corral.controller.web.words import ago, parse_moment, used_of
 
 STATUSES = ("healthy", "pending", "unhealthy", "draining", "offline")  # in the order of the filter's buttons
@@ -47,6 +48,7 @@ class NodeRow:
     seen_at: str
     seen: str
     version: str
+    href: str = ""
 
 
 def row_of(node: NodeView, now: datetime) -> NodeRow:
@@ -69,6 +71,7 @@ def row_of(node: NodeView, now: datetime) -> NodeRow:
         seen_at=node.last_heartbeat,
         seen=ago(parse_moment(node.last_heartbeat), now),
         version=node.version or "–",
+        href=node_href(node.name),
     )
 
 

@@ -61,6 +61,8 @@ function draw(entry) {
   const titles = { pill: node.status_reason ?? "", note: note(node), gpu: node.capability ?? "" };
   for (const part in words) setText(parts[part], words[part]);
   for (const part in titles) if (parts[part].title !== titles[part]) parts[part].title = titles[part];
+  const href = `/nodes/${encodeURIComponent(node.name)}`;
+  if (parts.name.getAttribute("href") !== href) parts.name.setAttribute("href", href);
   setWords(parts.kind, node.compat ? "LocalAI" : "");
   setWords(parts.note, titles.note);
   row.dataset.id = node.id;

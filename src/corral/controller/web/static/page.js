@@ -3,6 +3,7 @@
 import { $ } from "./dom.js";
 import { connect, on } from "./live.js";
 import { Part } from "./parts.js";
+import { setUpSearch } from "./search.js";
 import { setClock, tick } from "./words.js";
 
 export function start() {
@@ -11,6 +12,7 @@ export function start() {
   if (location.search === "?again") history.replaceState(null, "", location.pathname);
   const strip = new Part("/page/work");
   for (const kind of ["operation", "operation-removed", "ready"]) on(kind, () => strip.refreshSoon());
+  setUpSearch();
   setClock($("#facts").dataset.now);
   connect();
   setInterval(() => document.hidden || tick(), 1_000);

@@ -13,8 +13,10 @@ export class Part {
   #restUntil = 0;
   #turns = 0; // an answer that was overtaken by a later one is old news
 
-  constructor(address) {
+  /** `onFailed`: told of an answer that is an error; without it the connection counts as lost. */
+  constructor(address, onFailed = lost) {
     this.address = address;
+    this.onFailed = onFailed;
   }
 
   /** At most once a second, and never more than a fifth of the server's time: a large fleet's parts take a while. */
@@ -33,7 +35,7 @@ export class Part {
     try {
       const answer = await fetch(this.address, { signal: AbortSignal.timeout(10_000) });
       if (answer.status === 401) return signIn();
-      if (!answer.ok) return lost();
+      if (!answer.ok) return this.onFailed(answer);
       const next = new DOMParser().parseFromString(await answer.text(), "text/html");
       this.#restUntil = performance.now() + Math.max(REST_MS, 4 * (performance.now() - began));
       if (turn === this.#turns) draw(next);
