@@ -32,6 +32,7 @@ COMMANDS = {
     "ops": ("corral.cli.operations.commands:app", "List, follow, cancel and retry operations."),
     "top": ("corral.cli.top.command:app", "Show nodes, models, operations, requests and logs live in the terminal."),
     "requests": ("corral.cli.fleet.requests:app", "List inference requests and their results, newest first."),
+    "fleet": ("corral.cli.fleet.versions:app", "Show which version of Corral each machine runs."),
     "contexts": ("corral.cli.fleet.contexts:app", "List the fleets of this machine, and choose one."),
     "doctor": ("corral.cli.doctor.command:app", "Find problems and show how to fix them."),
     "support-bundle": (

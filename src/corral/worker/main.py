@@ -59,6 +59,8 @@ from corral.worker.settings import WorkerSettings, saved
 from corral.worker.status import FatalError, WorkerStatus
 from corral.worker.supervisor.supervisor import Supervisor
 from corral.worker.system.users import BackendUser, choose_backend_user
+from corral.worker.upgrade import readiness
+from corral.worker.upgrade.versions import reload_command
 from corral.worker.wiring import BackendParts, BackendServices, Cluster, open_backends
 
 if TYPE_CHECKING:
@@ -139,6 +141,7 @@ async def serve(
             ) as ingress,
             HandOver(settings.node.data, on_successor=on_successor) as handover,
             background(*([watch(status)] if watch is not None else [])),
+            background(readiness.announce(status, settings.node.data)),
             background(*([parts.tracer.exporter.run()] if parts.tracer is not None else [])),
         ):
             if inherited is not None:
@@ -390,7 +393,7 @@ def run(settings: WorkerSettings, given: Mapping[str, str | bool] | None = None,
     `serve`."""
     configure_logging(role="worker", level=settings.log_level, json=settings.log_json)
     log.info("worker starts", **shown(settings))
-    successors = Successors()
+    successors = Successors(reload_command())
     try:
         succeeds = is_successor(os.environ)
         if succeeds:

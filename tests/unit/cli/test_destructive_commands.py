@@ -84,6 +84,8 @@ HARMLESS = {
     "ops retry",
     "ops dismiss",
     "requests",
+    "top",
+    "fleet versions",
     "doctor",
     "support-bundle",
 }

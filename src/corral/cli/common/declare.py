@@ -77,10 +77,11 @@ class Argument:
 
 
 class App:
-    """A command, or a group of commands if there are several."""
+    """A command, or a group of commands if there are several, or if it `is_group` although there is one so far."""
 
-    def __init__(self, *, help: str = "") -> None:
+    def __init__(self, *, help: str = "", is_group: bool = False) -> None:
         self._help = help
+        self._is_group = is_group
         self._functions: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}
 
     def command(self, name: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -93,7 +94,7 @@ class App:
         return keep
 
     def build(self) -> click.Command:
-        if len(self._functions) == 1:
+        if len(self._functions) == 1 and not self._is_group:
             return self._build_command(next(iter(self._functions)))
         commands = LazyCommands(tuple(self._functions), self._build_command)
         return Group(commands, help=inspect.cleandoc(self._help))

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from corral.cli.common.output import DONE, OnTableProgress, print_line
+from corral.cli.common.output import DONE, FAILED, OnTableProgress, print_error, print_line, print_note
 
 
 def settings_of(role: str) -> type[Any]:
@@ -60,6 +60,19 @@ def reload_worker(settings: Any) -> int:
     before, after = ask_to_reload(settings.node.data, timeout_s=settings.shutdown.reload_timeout_s)
     print_line(f"The worker with pid {before} has handed over to the new one with pid {after}.")
     return DONE
+
+
+def upgrade_worker(settings: Any, wheel: Path, packages: Path | None) -> int:
+    from corral.worker.upgrade.trial import TrialState
+    from corral.worker.upgrade.upgrade import upgrade
+
+    ended = upgrade(settings.node.data, wheel, print_note, packages=packages)
+    if ended.state is TrialState.DONE:
+        print_line(f"The worker runs the new version in {ended.new}.")
+        return DONE
+    back = "the old version serves again" if ended.state is TrialState.RETURNED else "the old version is not ready yet"
+    print_error(f"{ended.reason}; {back}. The worker's own log says why.")
+    return FAILED
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 from corral.cli.common import declare
-from corral.cli.common.roles import reload_worker, run_role, run_worker, saved_settings, settings_of
+from corral.cli.common.roles import reload_worker, run_role, run_worker, saved_settings, settings_of, upgrade_worker
 from corral.cli.common.settings_command import settings_command
 from corral.cli.nodes.join_token import hide_token
 
@@ -40,6 +41,7 @@ _HELP = {
       corral worker --data /var/lib/corral/worker          (this data folder has joined before)
       corral worker --port 50051                           (later starts with this data folder use the same port)
       corral worker reload --data /var/lib/corral/worker   (a new worker process takes over; no request fails)
+      corral worker upgrade --wheel corral-1.2.0-py3-none-any.whl   (the same, with another version of Corral)
     """,
 }
 
@@ -67,26 +69,46 @@ def _role_command(role: str) -> Callable[..., int]:
 
 
 def _worker_command() -> Callable[..., int]:
-    """`corral worker` runs a worker; `corral worker reload` finds the running one by the same settings."""
+    """`corral worker` runs a worker; `reload` and `upgrade` find the running one by the same settings."""
     action = declare.Argument(
-        metavar="reload", help="replace the running worker by a new process without losing requests"
+        metavar="[reload|upgrade]",
+        help="replace the running worker by a new process, or by another version, without losing requests",
+    )
+    wheel = declare.Option("--wheel", metavar="FILE", help="upgrade: the wheel of the version")
+    packages = declare.Option(
+        "--packages",
+        metavar="FOLDER",
+        help="upgrade: the wheels of its dependencies; without it they come from the package index",
     )
     actions: list[str] = []
+    files: dict[str, Path | None] = {}
     flags: dict[str, Any] = {}
 
     def read(given: dict[str, Any]) -> dict[str, Any]:
-        if (word := given.pop("action")) is not None:
-            if word != "reload":
-                raise declare.BadParameter(f"unknown action {word!r}: the only action is `reload`")
+        word = given.pop("action")
+        for name in ("wheel", "packages"):
+            text = given.pop(name)
+            files[name] = Path(text).expanduser().absolute() if text else None
+        if word is not None:
+            if word not in ("reload", "upgrade"):
+                raise declare.BadParameter(f"unknown action {word!r}: the actions are `reload` and `upgrade`")
             actions.append(word)
+        if (word == "upgrade") != (files["wheel"] is not None) or (files["packages"] and word != "upgrade"):
+            raise declare.BadParameter("`upgrade` needs --wheel FILE, and only `upgrade` has --wheel and --packages")
         if not actions:
             flags.update(hide_token(given))
         return given | flags
 
     def run(settings: Any) -> int:
+        if files["wheel"] is not None:
+            return upgrade_worker(settings, files["wheel"], files["packages"])
         return reload_worker(settings) if actions else run_worker(settings, flags)
 
-    arguments = {"action": Annotated[str | None, action]}
+    arguments = {
+        "action": Annotated[str | None, action],
+        "wheel": Annotated[str | None, wheel],
+        "packages": Annotated[str | None, packages],
+    }
     return settings_command(
         settings_of("worker"),
         run,

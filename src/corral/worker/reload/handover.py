@@ -141,10 +141,11 @@ class HandOver:
 class Successors:
     """The successors that this process has started, and how this process becomes their keeper."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: list[str]) -> None:
+        """`command`: what a reload starts."""
         self.pids: list[int] = []
         self._keeper = 0  # our own, when we are a successor ourselves
-        self.command = [sys.executable, *sys.orig_argv[1:]]
+        self.command = command
 
     def bind_to_keeper(self) -> None:
         """Systemd or a person knows only our keeper: when it is killed, so are we, and the folder is free for the next

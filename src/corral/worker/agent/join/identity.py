@@ -180,6 +180,11 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def read_identity(folder: Path) -> Identity | None:
+    """The identity of the node in a data folder; None where no worker has been. Raises FatalError."""
+    return _read(folder / IDENTITY_FILE)
+
+
 def _read(path: Path) -> Identity | None:
     try:
         return decode(Identity, path.read_bytes())
