@@ -41,6 +41,7 @@ This page is written by `scripts/_http_reference.py`.
 SERVICES = (
     "access",
     "ingress_tokens",
+    "effective_settings",
     "catalogue",
     "controller_metrics",
     "sign_in_service",

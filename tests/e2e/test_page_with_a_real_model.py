@@ -108,3 +108,45 @@ async def test_a_token_opens_v1_in_authorization_alone_and_ends_at_sign_out(pers
     while await status_of(page, fleet, token) == 200:
         assert time.monotonic() - signed_out < 2.0, "a token ends within 2 s of the sign-out"
     assert fleet.api("DELETE", "/api/keys/app").status == 204
+
+
+async def test_a_key_is_created_shown_once_and_revoked(person: Watched, fleet: Fleet) -> None:
+    page = await open_signed_in(person, fleet.url, "/fleet/keys", fleet.key)
+    await page.get_by_role("button", name="Create a key").click()
+    await page.get_by_label("Name", exact=True).fill("<b>shop</b>")
+    await page.get_by_label("Requests per minute").fill("60")
+    await page.get_by_label("Models, one per line").fill(MODEL)
+    await page.get_by_role("button", name="Create", exact=True).click()
+    secret = await page.locator("#made-secret").text_content()
+    assert secret is not None
+    assert secret.startswith("ck_")
+    row = page.get_by_role("row", name="<b>shop</b>")
+    await expect(row).to_contain_text("60 requests/min")
+    await expect(row).to_contain_text(MODEL)
+    assert await status_of(page, fleet, secret) == 200
+    await page.reload()
+    assert secret not in await page.content(), "a key is shown once"
+    await page.get_by_role("button", name="Revoke <b>shop</b>").click()
+    await page.get_by_role("button", name="Revoke", exact=True).click()
+    await expect(row).to_contain_text("revoked")
+    revoked = time.monotonic()
+    while await status_of(page, fleet, secret) == 200:
+        assert time.monotonic() - revoked < 2.0, "a revoked key is refused within 2 s"
+
+
+async def test_a_log_is_followed_filtered_and_downloaded(person: Watched, fleet: Fleet) -> None:
+    page = await open_signed_in(person, fleet.url, f"/fleet/logs?name={MODEL}", fleet.key)
+    lines = page.locator("#lines p")
+    await expect(lines.first).to_be_visible()
+    before = await lines.count()
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    assert fleet.api("POST", "/v1/chat/completions", body).status == 200
+    await expect(lines.nth(before)).to_be_attached()  # the engine wrote about it
+    await page.get_by_label("Filter lines").fill("no line has these words")
+    await expect(lines.first).to_be_hidden()
+    assert "find=no+line" in page.url
+    await page.get_by_label("Filter lines").fill("")
+    await expect(lines.first).to_be_visible()
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name="Download").click()
+    assert (await download.value).suggested_filename == f"{MODEL}.log"

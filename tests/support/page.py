@@ -49,11 +49,13 @@ from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
 from corral.controller.samples.service import SampleService
-from corral.controller.settings import ListenSettings
+from corral.controller.settings import ControllerSettings, ListenSettings
 from corral.controller.web.routes import dependencies
+from corral.controller.web.settings import EffectiveSettings
 from corral.controller.wiring.app import build_app
 from corral.controller.wiring.backends import Backends
 from corral.kit.clock import Clock, SystemClock
+from corral.kit.settings import describe, shown
 from corral.kit.signing import Signer
 from corral.store import Store, open_store
 from corral.store.tables import node_labels, nodes, revisions
@@ -192,7 +194,11 @@ def _page_app(
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.resolver}
     models = models_of(store, feed)
     ingress_tokens = IngressTokens(Signer(Signer.new_private_key()), clock)
-    services |= {"ingress_tokens": ingress_tokens}
+    settings = ControllerSettings()
+    effective = EffectiveSettings(
+        describe(ControllerSettings), shown(settings), {"health_interval_s": "--health-interval"}
+    )
+    services |= {"ingress_tokens": ingress_tokens, "effective_settings": effective}
     services |= {"models": models, "schedules": Schedules(store, feed), "receipts": ReceiptService(store, clock)}
     services |= {"samples": SampleService(store, clock)}
     services |= {

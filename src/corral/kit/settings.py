@@ -25,6 +25,7 @@ from corral.kit.errors import CorralError
 
 T = TypeVar("T")
 _DECLARED = "corral.setting"
+_ORIGINS = "_origins"
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -104,6 +105,7 @@ def read_settings(
     names = {spelling for field, _ in _declared_fields(kind) for spelling in _spellings(field.name)}
     faults.extend(f"{file}: unknown setting {key!r}" for key in from_file if key not in names)
     values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
     for field, type_ in _declared_fields(kind):
         declared: Declared = field.metadata[_DECLARED]
         found = _find(field.name, declared, flags, env, from_file, file)
@@ -123,10 +125,17 @@ def read_settings(
         if wrong:
             faults.append(f"{source}: {wrong}")
             continue
-        values[field.name] = value
+        values[field.name], origins[field.name] = value, source
     if faults:
         raise BadSettings(faults)
-    return build_settings(kind, values)
+    settings = build_settings(kind, values)
+    object.__setattr__(settings, _ORIGINS, origins)  # no setting itself, and no part of equality
+    return settings
+
+
+def origins_of(settings: Any) -> Mapping[str, str]:
+    """Where each value that was given came from: a flag, a variable, a place in a file. Others are defaults."""
+    return getattr(settings, _ORIGINS, {})
 
 
 def build_settings(kind: type[T], values: Mapping[str, Any]) -> T:

@@ -188,7 +188,8 @@ def test_a_request_in_one_line() -> None:
     [line] = request_lines((view,), NOW)
     assert (line.when, line.who, line.queued, line.loaded, line.first) == ("10 s ago", "k-1", "", "12.3 s", "34 ms")
     assert (line.tokens, line.remark, line.failed) == ("7 → ~20", "the replica broke off, 2 tries", True)
-    asked = RequestFilter("a b", True, "x~y")
+    assert (line.speed, line.link) == ("19.9", "/fleet/requests/r-1?at=2026-01-31T11%3A59%3A50Z")
+    asked = RequestFilter(model="a b", failed=True, before="x~y")
     assert asked.query() == "?model=a+b&failed=true&before=x~y"
     assert asked.query(failed=False, before="") == "?model=a+b"
     assert RequestFilter().query() == ""

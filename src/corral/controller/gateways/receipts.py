@@ -14,13 +14,14 @@ from corral.kit.errors import Invalid
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store
 from corral.store.tables import api_keys, receipts
-from corral.store.tables.receipts import NamedReceipt, ReceiptRow
+from corral.store.tables.receipts import KeyUsage, NamedReceipt, ReceiptRow
 
 log = get_log(__name__)
 
 _NOTE_EVERY_S = 60.0
 MAX_RECEIPTS = 10_000
 _LOOK_AGAIN_S = 0.25
+MAX_COUNTED = 100_000  # requests, where they are counted by key
 _LONGEST = 512  # of a text in a receipt
 _LARGEST = 2**53
 _LATEST_S = 2.0**33
@@ -97,6 +98,12 @@ class ReceiptService:
         async with self._store.read() as tx:
             found = await receipts.list_(tx, limit=1, id=request_id, since=at, until=until)
         return _view(found[0]) if found else None
+
+    async def usage_by_key(self) -> dict[str, KeyUsage]:
+        """Of the last day."""
+        since = self._clock.now() - timedelta(days=1)
+        async with self._store.read() as tx:
+            return await receipts.usage_by_key(tx, since, limit=MAX_COUNTED)
 
     def _keys_to_note(self, batch: Receipts) -> list[str]:
         """Keys that were used, each at most once a minute: a note is a write, and users need no finer resolution."""

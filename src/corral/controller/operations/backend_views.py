@@ -99,6 +99,16 @@ class BackendViews:
         rules = without_overruled(await backend_rules.list_live(tx))
         return pending_deletes(away, await node_labels.list_for(tx, [row.id for row in away]), inventories, rules)
 
+    async def nodes_by_kind(self) -> dict[tuple[str, str], list[str]]:
+        """The names of healthy nodes by the kind of machine: a backend fits on all of a kind, or on none."""
+        async with self._store.read() as tx:
+            outlines = await nodes.list_outlines(tx)
+        found: dict[tuple[str, str], list[str]] = {}
+        for row in outlines:
+            if takes_backends(row) and row.status == "healthy":
+                found.setdefault((row.capability, row.platform), []).append(row.name)
+        return found
+
     async def kinds(self) -> set[tuple[str, str]]:
         """The kinds of machine among the healthy nodes: a backend is available if one of them can use it."""
         async with self._store.read() as tx:

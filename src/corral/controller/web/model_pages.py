@@ -1,6 +1,5 @@
-"""`/fleet/models`, `/fleet/requests`, and the parts of them that their scripts fetch: models with their replicas, why a
-model is where it is, where its files are, its definition as text, requests. They read what the admin API reads, and
-fill a page."""
+"""`/fleet/models`, and the parts of it that its script fetches: models with their replicas, why a model is where it is,
+where its files are, its definition as text. They read what the admin API reads, and fill a page."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from corral.contract.why import DECISIONS, said_once
 from corral.controller.api.auth import viewers
 from corral.controller.backends.gallery_status import MODELS as MODEL_GALLERIES
 from corral.controller.backends.gallery_status import GalleryStatus
-from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.models.service import Models
 from corral.controller.operations.service import Operations
 from corral.controller.replicas.listing import ReplicaListing
@@ -25,16 +23,14 @@ from corral.controller.staging.locations import FileLocations
 from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.model_files import files_table
 from corral.controller.web.models import catalogue_of
-from corral.controller.web.navigation import MODELS, REQUESTS
+from corral.controller.web.navigation import MODELS
 from corral.controller.web.page_context import Page, PageContext, Shown
 from corral.controller.web.pages import SAFE_HEADERS, load_pages
-from corral.controller.web.requests import RequestFilter, request_lines
 from corral.controller.web.sign_in import AnyRequest
 from corral.controller.web.words import size
 from corral.kit.certificates import fingerprint
 from corral.kit.humanize import to_yaml
 
-_REQUESTS_SHOWN = 50
 _NODES_SHOWN = 100  # in the dialog that says why; best first
 Name = Annotated[str, Parameter(max_length=255)]
 
@@ -112,30 +108,6 @@ async def definition_part(models: Models, model: Name) -> Response[bytes]:
     return Response(encode(written), media_type="application/json", headers=headers)
 
 
-@get(REQUESTS)
-async def requests_page(context: PageContext, receipts: ReceiptService, request_filters: RequestFilter) -> Page:
-    part = f"/page/requests{request_filters.query()}"
-    return await context.page("requests.html", REQUESTS, part, lambda: _requests(receipts, request_filters, context))
-
-
-@get("/page/requests", guards=[viewers])
-async def requests_part(context: PageContext, receipts: ReceiptService, request_filters: RequestFilter) -> Page:
-    return await context.part("requests_part.html", lambda: _requests(receipts, request_filters, context))
-
-
-async def _requests(receipts: ReceiptService, request_filters: RequestFilter, context: PageContext) -> Shown:
-    found = await receipts.list_views(
-        limit=_REQUESTS_SHOWN,
-        failed=request_filters.failed,
-        model=request_filters.model,
-        key="",
-        node="",
-        since=None,
-        before=request_filters.before,
-    )
-    return {"lines": request_lines(found.requests, context.now()), "filters": request_filters, "older": found.next}
-
-
 async def _cataloguing(
     models: Models,
     loads: LoadService,
@@ -147,12 +119,6 @@ async def _cataloguing(
     return Cataloguing(models, loads, replica_rows, gallery_status, context, filters)
 
 
-async def _request_filters(
-    model: Name = "", failed: bool = False, before: Annotated[str, Parameter(max_length=300)] = ""
-) -> RequestFilter:
-    return RequestFilter(model, failed, before)
-
-
-PAGES = (models_page, requests_page)
-PARTS = (models_part, why_part, files_part, definition_part, requests_part)
-DEPENDENCIES = {"cataloguing": Provide(_cataloguing), "request_filters": Provide(_request_filters)}
+PAGES = (models_page,)
+PARTS = (models_part, why_part, files_part, definition_part)
+DEPENDENCIES = {"cataloguing": Provide(_cataloguing)}

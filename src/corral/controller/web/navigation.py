@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from corral.controller.access.principal import Role
 
 FLEET_ROLES = frozenset((Role.ADMIN, Role.VIEWER))
+ADMIN_ROLES = frozenset((Role.ADMIN,))
 MODEL_ROLES = frozenset((Role.ADMIN, Role.INFERENCE))  # that may use models
 
 
@@ -28,6 +29,10 @@ BACKENDS = "/fleet/backends"
 OPERATIONS = "/fleet/operations"
 REQUESTS = "/fleet/requests"
 PLAYGROUND = "/playground"
+LOGS = "/fleet/logs"
+KEYS = "/fleet/keys"
+SETTINGS = "/fleet/settings"
+CATALOGUE = "/fleet/backends/catalogue"
 DOCS = "/docs"
 PLACES = (
     Place(OVERVIEW, "Overview", "overview"),
@@ -37,10 +42,13 @@ PLACES = (
     Place(BACKENDS, "Backends", "backends"),
     Place(REQUESTS, "Requests", "requests"),
     Place(OPERATIONS, "Operations", "operations"),
+    Place(LOGS, "Logs", "logs"),
+    Place(KEYS, "Keys", "keys", ADMIN_ROLES),
+    Place(SETTINGS, "Settings", "settings", ADMIN_ROLES),
     Place(DOCS, "API docs", "docs"),
 )
 START = {Role.ADMIN: OVERVIEW, Role.VIEWER: OVERVIEW, Role.INFERENCE: PLAYGROUND}  # after a sign-in
-_DETAILS = ("/nodes/", "/models/")  # pages about one thing, by its name
+_DETAILS = ("/nodes/", "/models/", "/fleet/requests/", "/fleet/backends/")  # pages about one thing, by its name
 
 
 def places_for(role: Role) -> tuple[Place, ...]:

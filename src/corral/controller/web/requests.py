@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
-from urllib.parse import urlencode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import quote, urlencode
 
 from corral.contract.receipts import RequestView
 from corral.controller.web.links import model_href, node_href
 from corral.controller.web.words import ago, parse_moment
 
+SINCE = {"1h": 3600, "24h": 86400, "7d": 7 * 86400}
 _ENDINGS = {"client_left": "the client left", "upstream_broke": "the replica broke off"}
 
 
@@ -18,11 +21,18 @@ class RequestFilter:
     """Which requests a person wants to see: for this model, only failed ones, those before this one."""
 
     model: str = ""
+    key: str = ""  # id or name
+    node: str = ""
+    since: str = ""  # of `SINCE`
     failed: bool = False
     before: str = ""
 
+    def since_moment(self, now: datetime) -> datetime | None:
+        span_s = SINCE.get(self.since)
+        return None if span_s is None else now - timedelta(seconds=span_s)
+
     def query(self, **changes: object) -> str:
-        wanted = {"model": self.model, "failed": self.failed, "before": self.before} | changes
+        wanted = asdict(self) | changes
         given = {key: "true" if value is True else value for key, value in wanted.items() if value}
         return f"?{urlencode(given)}" if given else ""
 
@@ -47,6 +57,8 @@ class RequestLine:
     remark: str
     model_href: str
     node_href: str
+    speed: str  # tokens per second, of the answer
+    link: str  # its own page
     title: str  # what tells it from others: its id, and what exactly answered
 
 
@@ -58,7 +70,69 @@ def span(ms: float) -> str:
     """Nothing for what took no time: an empty cell is read faster than a zero."""
     if ms < 0.5:
         return ""
-    return f"{ms:.0f} ms" if ms < 10_000 else f"{ms / 1000:.1f} s"
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    if ms < 60_000:
+        return f"{ms / 1000:.2f} s" if ms < 10_000 else f"{ms / 1000:.1f} s"
+    minutes, seconds = divmod(round(ms / 1000), 60)
+    return f"{minutes} min {seconds} s"
+
+
+def speed(view: RequestView) -> str:
+    """Of the answer alone: what came before its first token is waiting. Only streams tell when that was."""
+    seconds = (view.total_ms - view.first_byte_ms) / 1000
+    if not view.first_byte_ms or view.completion_tokens < 2 or seconds <= 0:
+        return ""
+    return f"{(view.completion_tokens - 1) / seconds:.1f}"
+
+
+@dataclass(frozen=True)
+class InFlightRow:
+    """Requests that one replica serves now, as its ingress reported last."""
+
+    model: str
+    node: str
+    count: int
+
+
+def in_flight_rows(replicas: Sequence[Mapping[str, Any]], filters: RequestFilter) -> tuple[InFlightRow, ...]:
+    counts: dict[tuple[str, str], int] = {}
+    for row in replicas:
+        model, node = str(row["model_name"]), str(row["node_name"])
+        if row["in_flight"] and filters.model in ("", model) and filters.node in ("", node, row["node_id"]):
+            counts[model, node] = counts.get((model, node), 0) + int(row["in_flight"])
+    return tuple(InFlightRow(model, node, count) for (model, node), count in sorted(counts.items()))
+
+
+def facts_of(view: RequestView) -> list[tuple[str, str, str]]:
+    """Of one request: what, its value, and a link. What is not known is left out."""
+    prompt = f"{view.prompt_tokens:,}" if view.prompt_tokens else ""
+    answer = f"{'about ' if view.estimated else ''}{view.completion_tokens:,}" if view.completion_tokens else ""
+    rate = speed(view)
+    found = [
+        ("When", view.at, ""),
+        ("Model", view.model, model_href(view.model) if view.node_id else ""),
+        ("Answered by", view.served_by, ""),
+        ("Path", view.path, ""),
+        ("Key", view.key or view.key_id, f"/fleet/requests?{urlencode({'key': view.key_id})}"),
+        ("Status", str(view.status), ""),
+        ("Ended", _ENDINGS.get(view.ending, view.ending) or ("whole, streamed" if view.streamed else "whole"), ""),
+        ("Node", view.node or view.node_id, node_href(view.node) if view.node else ""),
+        ("Replica", str(view.replica) if view.node_id else "", ""),
+        ("Waited for a free slot", span(view.queue_ms), ""),
+        ("Waited for the model", span(view.load_ms), ""),
+        ("First token", span(view.first_byte_ms), ""),
+        ("Total", span(view.total_ms), ""),
+        ("Tokens of the prompt", prompt, ""),
+        ("Tokens of the answer", answer, ""),
+        ("Tokens per second", rate, ""),
+        ("Tries", str(view.tries) if view.tries > 1 else "", ""),
+        ("Process", view.process_id, ""),
+        ("Revision of the model", view.revision, ""),
+        ("Backend", view.digest, ""),
+        ("Request id", view.id, ""),
+    ]
+    return [fact for fact in found if fact[1]]
 
 
 def _line(view: RequestView, now: datetime) -> RequestLine:
@@ -80,6 +154,8 @@ def _line(view: RequestView, now: datetime) -> RequestLine:
         first=span(view.first_byte_ms),
         total=span(view.total_ms),
         tokens=_tokens(view),
+        speed=speed(view),
+        link=f"/fleet/requests/{quote(view.id, safe='')}?{urlencode({'at': view.at})}",
         remark=", ".join(part for part in (ending, tried) if part),
         model_href=model_href(view.served_by or view.model) if view.node_id else "",
         node_href=node_href(view.node) if view.node else "",

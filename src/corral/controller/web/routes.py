@@ -11,12 +11,16 @@ from litestar.exceptions import HTTPException
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import authenticate
 from corral.controller.web import (
+    catalogue_page,
     fleet_pages,
+    key_pages,
+    log_pages,
     model_page,
     model_pages,
     node_page,
     overview_page,
     playground_page,
+    request_pages,
     search_page,
 )
 from corral.controller.web.assets import cache_rule
@@ -151,6 +155,7 @@ _GIVEN = {
     **search_page.DEPENDENCIES,
     **fleet_pages.DEPENDENCIES,
     **model_pages.DEPENDENCIES,
+    **request_pages.DEPENDENCIES,
 }
 _pages = Router(
     path="/",
@@ -162,6 +167,10 @@ _pages = Router(
         *fleet_pages.PAGES,
         *model_pages.PAGES,
         *playground_page.PAGES,
+        *request_pages.PAGES,
+        *log_pages.PAGES,
+        *key_pages.PAGES,
+        *catalogue_page.PAGES,
         login_form,
         sign_in,
         sign_out,
@@ -180,6 +189,8 @@ _parts = Router(
         *search_page.PARTS,
         *fleet_pages.PARTS,
         *model_pages.PARTS,
+        *request_pages.PARTS,
+        *key_pages.PARTS,
         static_file,
     ],
     dependencies=_GIVEN,

@@ -27,6 +27,7 @@ from corral.controller.samples.recorder import SampleRecorder
 from corral.controller.samples.service import SampleService
 from corral.controller.settings import ControllerSettings
 from corral.controller.web.routes import dependencies as web_dependencies
+from corral.controller.web.settings import EffectiveSettings
 from corral.controller.wiring.access import Trust
 from corral.controller.wiring.backends import Backends
 from corral.controller.wiring.files import OpenedFiles
@@ -35,6 +36,7 @@ from corral.controller.wiring.nodes import NodeParts
 from corral.controller.wiring.replicas import Replicas
 from corral.controller.wiring.runtime import Runtime
 from corral.controller.wiring.staging import Staging
+from corral.kit.settings import describe, origins_of, shown
 
 
 def api_services(
@@ -125,5 +127,6 @@ def api_services(
             replica_metrics,
             FleetMetrics(replicas.activity.find, demand.waiting),
         ),
+        "effective_settings": EffectiveSettings(describe(ControllerSettings), shown(settings), origins_of(settings)),
         **web_dependencies(clock),
     }

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 import msgspec
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Select, Table, Text, bindparam, select
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Select, Table, Text, bindparam, case, func, select
 from sqlalchemy import delete as delete_from
 
 from corral.store.engine.schema import insert_whole, metadata
@@ -43,6 +43,13 @@ class StoredReceipt(msgspec.Struct, frozen=True):
     tries: int
     estimated: bool
     streamed: bool
+
+
+class KeyUsage(msgspec.Struct, frozen=True):
+    requests: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
 
 
 # A receipt as `insert` takes it: the values of `StoredReceipt` in its order, `at` in microseconds since 1970. A bare
@@ -110,6 +117,20 @@ _FILTERS: dict[str, Any] = {
     "before": (table.c.at < bindparam("before", type_=Instant()))
     | ((table.c.at == bindparam("before", type_=Instant())) & (table.c.id > bindparam("before_id"))),
 }
+_RECENT = (
+    select(table.c.key_id, table.c.status, table.c.prompt_tokens, table.c.completion_tokens)
+    .where(table.c.at >= bindparam("since", type_=Instant()))
+    .order_by(table.c.at.desc())
+    .limit(bindparam("limit", type_=Integer))
+    .subquery()
+)
+_BY_KEY = select(
+    _RECENT.c.key_id,
+    func.count(),
+    func.sum(case((_RECENT.c.status >= 400, 1), else_=0)),
+    func.sum(_RECENT.c.prompt_tokens),
+    func.sum(_RECENT.c.completion_tokens),
+).group_by(_RECENT.c.key_id)
 _PRUNE = delete_from(table).where(table.c.at < bindparam("moment", type_=Instant()))
 _FIELDS = len(StoredReceipt.__struct_fields__)
 
@@ -130,6 +151,12 @@ async def list_(tx: Transaction, *, limit: int, failed: bool = False, **wanted: 
         NamedReceipt(receipt=StoredReceipt(*row[:_FIELDS]), node=row[_FIELDS] or "", key=row[_FIELDS + 1] or "")
         for row in rows
     ]
+
+
+async def usage_by_key(tx: Transaction, since: datetime, *, limit: int) -> dict[str, KeyUsage]:
+    """By the id of the key, of at most the newest `limit` requests: a busy fleet has millions a day."""
+    rows = await tx.fetch_all(_BY_KEY, {"since": since, "limit": limit})
+    return {row[0]: KeyUsage(int(row[1]), int(row[2]), int(row[3]), int(row[4])) for row in rows}
 
 
 async def prune(tx: Transaction, before: datetime) -> int:

@@ -73,7 +73,9 @@ function facts(receipt) {
   const seconds = (receipt.total_ms - receipt.first_byte_ms) / 1000;
   if (receipt.completion_tokens) {
     words.push(`${receipt.prompt_tokens || "–"} → ${receipt.estimated ? "~" : ""}${receipt.completion_tokens} tokens`);
-    if (receipt.completion_tokens > 1 && seconds > 0) words.push(`${(receipt.completion_tokens / seconds).toFixed(1)} tokens/s`);
+    if (receipt.first_byte_ms && receipt.completion_tokens > 1 && seconds > 0) {
+      words.push(`${((receipt.completion_tokens - 1) / seconds).toFixed(1)} tokens/s`);
+    }
   }
   if (receipt.tries > 1) words.push(`${receipt.tries} tries`);
   return words.join(" · ");

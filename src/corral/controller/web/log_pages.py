@@ -1,0 +1,54 @@
+"""`/fleet/logs`: the output of engines and backends, of one node or of every node that runs a model. The page says
+where to read; its script follows the log of each node through the API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from litestar import get
+from litestar.params import Parameter
+
+from corral.controller.operations.backend_views import BackendViews
+from corral.controller.replicas.listing import ReplicaListing
+from corral.controller.web.navigation import LOGS
+from corral.controller.web.page_context import Page, PageContext, Shown
+
+_SOURCES = 24  # nodes that one page follows at once: a browser opens few connections to one server
+Text = Annotated[str, Parameter(max_length=255)]
+
+
+@dataclass(frozen=True)
+class LogSource:
+    node: str
+    name: str
+
+
+@get(LOGS)
+async def logs_page(
+    context: PageContext,
+    replica_rows: ReplicaListing,
+    installed: BackendViews,
+    name: Text = "",
+    node: Text = "",
+    find: Text = "",
+) -> Page:
+    async def fill() -> Shown:
+        replicas, matrix = await replica_rows.list_(), await installed.matrix()
+        placed = sorted({(row["node_name"], row["model_name"]) for row in replicas})
+        models = sorted({model for _, model in placed})
+        wanted = name.partition("#")[0]
+        on = [node] if node else [at for at, model in placed if model == wanted]
+        return {
+            "name": name,
+            "node": node,
+            "find": find,
+            "nodes": sorted({at for at, _ in placed} | {each.name for each in matrix.nodes}),
+            "names": models,
+            "sources": [LogSource(each, name) for each in on[:_SOURCES]],
+        }
+
+    return await context.page("logs.html", LOGS, "", fill)
+
+
+PAGES = (logs_page,)
