@@ -21,6 +21,7 @@ class Line:
     """
 
     target_port: int
+    accepts_after_s: float = 0.0  # how long a new connection waits for the server, as on a machine that is busy
     bytes_per_s: float = 0.0  # 0: as fast as it goes
     cut_after: list[int] = field(default_factory=list)
     passed: int = 0  # bytes that came back
@@ -77,6 +78,7 @@ class Line:
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ends = [writer]
         try:
+            await asyncio.sleep(self.accepts_after_s)
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
             ends.append(far_writer)
             there = asyncio.create_task(self._there(reader, far_writer))

@@ -23,6 +23,7 @@ from corral.inference.backend_process import BackendProcess
 from corral.inference.bridge import Bridge
 from corral.inference.request_files import LocalFiles
 from corral.relay import RelayServer
+from tests.support.bad_line import Line
 
 Answer = Any  # a message, an error to abort with, or a list of them for a stream
 
@@ -109,14 +110,17 @@ class _Mounted:
 
 
 @contextlib.asynccontextmanager
-async def scripted(folder: Path, **served: Any) -> AsyncIterator[Scripted]:
+async def scripted(folder: Path, *, accepts_after_s: float = 0.0, **served: Any) -> AsyncIterator[Scripted]:
+    """`accepts_after_s`: how long a new connection waits until the backend takes it."""
     script = Script()
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     add_BackendServicer_to_server(script, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     told: dict[str, Any] = {"model": "m", "backend": "b", "load": '{"Model": "weights"}', **served}
-    bridge = Bridge(BackendProcess(address=f"127.0.0.1:{port}", **told), LocalFiles(folder / "requests"))
+    line = Line(port, accepts_after_s=accepts_after_s)
+    await line.up()
+    bridge = Bridge(BackendProcess(address=line.host, **told), LocalFiles(folder / "requests"))
     relay = RelayServer(_Mounted(bridge))
     url = f"http://127.0.0.1:{await relay.listen('127.0.0.1', 0)}"
     client = openai.AsyncOpenAI(base_url=url + "/v1", api_key="x", max_retries=0)
@@ -127,3 +131,4 @@ async def scripted(folder: Path, **served: Any) -> AsyncIterator[Scripted]:
         await relay.drain(1.0)
         await bridge.close()
         await server.stop(0)
+        await line.close()

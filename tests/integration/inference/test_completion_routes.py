@@ -152,6 +152,13 @@ async def test_calls_that_come_as_text(backend: Scripted, pieces: list[str]) -> 
     assert made["function"] == {"name": "weather", "arguments": '{"city":"Rome"}'}
 
 
+async def test_a_backend_that_is_slow_to_accept_a_connection_is_waited_for(tmp_path: Path) -> None:
+    """An engine that holds every core: each request after a start was refused with 502 until a connection was quick."""
+    async with scripted(tmp_path, accepts_after_s=0.5) as backend:
+        deltas = await told(backend, said("late"))
+    assert deltas == [{"content": "late"}, {"reason": "stop"}]
+
+
 async def test_text_that_only_looks_like_a_call(backend: Scripted) -> None:
     assert await told(backend, said('{"name": '), said('"other"}'), tools=TOOLS) == [
         {"content": '{"name": "other"}'},
