@@ -151,6 +151,8 @@ def test_settings_that_contradict_each_other() -> None:
 
 def test_the_greeting_shows_the_key_only_when_asked() -> None:
     shown = "\n".join(ready_message(SITE, join_command="corral join x", key="ck_secret"))
+    service = ready_message(LAN, join_command="", key=None)
+    assert service[-1] == "To join another machine: `corral token create`"
     hidden = "\n".join(ready_message(LAN, join_command="corral join x", key=None))
     assert "ck_secret" in shown
     assert "http://127.0.0.1:8080/" in shown

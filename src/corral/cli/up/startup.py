@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from corral.cli.common.output import print_line
 from corral.cli.nodes.tokens import join_line
@@ -137,18 +137,22 @@ class FleetStartup:
             )
 
     async def _print_ready_message(self, client: Client, *, is_ready: bool) -> None:
-        body = CreateJoinToken(name="join line of corral up", url=self._site.public_url)
-        made: JoinTokenCreated = await retry_until_available(lambda: client.tokens.create(body))
+        # A journal keeps what is printed, and others may read it: a service prints no token.
+        join_command = "" if is_journal(os.environ, sys.stdout) else await self._make_join_command(client)
         for line in ready_message(
             self._site,
-            # Another worker of this machine needs no installation.
-            join_command=(made.install_command if self._site.lan else "")
-            or made.join_command
-            or join_line(self._public_endpoint(), made.secret),
+            join_command=join_command,
             key=self._endpoint.key if self._settings.show_key or sys.stdout.isatty() else None,
             is_ready=is_ready,
         ):
             _print(line)
+
+    async def _make_join_command(self, client: Client) -> str:
+        body = CreateJoinToken(name="join line of corral up", url=self._site.public_url)
+        made: JoinTokenCreated = await retry_until_available(lambda: client.tokens.create(body))
+        # Another worker of this machine needs no installation.
+        installing = made.install_command if self._site.lan else ""
+        return installing or made.join_command or join_line(self._public_endpoint(), made.secret)
 
     def _public_endpoint(self) -> Endpoint:
         return Endpoint(self._site.public_url, "", self._endpoint.ca)
@@ -164,16 +168,30 @@ async def retry_until_available(call: Callable[[], Awaitable[T]], *, every_s: fl
             await asyncio.sleep(every_s)
 
 
+def is_journal(env: Mapping[str, str], stream: TextIO) -> bool:
+    """Whether systemd connected this stream to its journal: it then names device and inode of it."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # closed, or no file
+        return False
+    return env.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
 def ready_message(site: Site, *, join_command: str, key: str | None, is_ready: bool = True) -> list[str]:
-    """The lines that `corral up` prints when the fleet runs. Pure."""
+    """The lines that `corral up` prints when the fleet runs. `join_command`: empty for a service. Pure."""
     url = site.public_url if site.lan else site.local_url
-    return [
+    lines = [
         READY if is_ready else f"Corral is running, but {_WORKER} is not ready yet.",
         "",
         f"  URL        {url}/v1",
         f"  web page   {url}/",
         f"  admin key  {key or site.folder.admin_key}",
         f"  logs       {site.folder.logs}",
+    ]
+    if not join_command:
+        return [*lines, "", "To join another machine: `corral token create`"]
+    return [
+        *lines,
         "",
         "To join another machine, run there:"
         if site.lan
