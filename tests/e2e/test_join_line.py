@@ -68,6 +68,7 @@ def test_pasted_on_the_same_machine_it_becomes_a_second_node_under_another_name(
     again = fleet.paste("corral join", "second")
     back = fleet.wait_status(name, "healthy")
     assert (back["id"], len(fleet.nodes())) == (node["id"], 2), "the data folder alone says who it is"
+    assert urlsplit(back["ingress_url"]).port == port, "it leaves the usual port to the other worker"
     assert again.running
 
 

@@ -125,11 +125,12 @@ async def serve(
                 status.handing_over = True
                 stopped.set()
 
+        where = listen_address(settings, parts.url, parts.identity.current.ingress_port)
         async with (
             # Before the ingress listens: no request may learn that a running process is gone.
             adopted_processes(supervisor, status, leave_timeout_s=shutdown.leave_timeout_s),
             Ingress(
-                listen_address(settings, parts.url),
+                where,
                 parts.routes,
                 parts.tokens,
                 IngressCertificate(settings.node.data),
@@ -144,6 +145,8 @@ async def serve(
             background(readiness.announce(status, settings.node.data)),
             background(*([parts.tracer.exporter.run()] if parts.tracer is not None else [])),
         ):
+            if not where.is_chosen:
+                parts.identity.keep_ingress_port(ingress.port)
             if inherited is not None:
                 inherited.confirm_serving()
             await work(settings, parts, ingress, stopped, hurry, with_localai=with_localai)

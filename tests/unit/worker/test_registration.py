@@ -35,6 +35,12 @@ def test_listen_address(given: WorkerSettings, controller: str, where: HostPort)
     assert listen_address(given, controller) == where
 
 
+def test_the_port_of_the_last_start_is_used_again_unless_a_person_chose_one() -> None:
+    assert listen_address(given(), "https://c", 50123) == HostPort("", 50123, is_chosen=False)
+    assert listen_address(given(port=9), "https://c", 50123) == HostPort("", 9)
+    assert listen_address(given(address="w1:60051"), "https://c", 50123) == HostPort("", 60050)
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -37,6 +37,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     node_token: str = ""
     ca: str = ""  # PEM of the pinned CA
     signing_key: str = ""  # so that tokens can be checked before the controller is reached again
+    ingress_port: int = 0  # that no person chose, and that the next start takes again if it can
 
     def renewed(self) -> Identity:
         """After a deletion: the same machine, name and cluster, but a new node."""
@@ -47,6 +48,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             controller=self.controller,
             ca=self.ca,
             signing_key=self.signing_key,
+            ingress_port=self.ingress_port,
         )
 
 
@@ -99,6 +101,12 @@ class IdentityFile:
                 f"cannot write {self._path}: {error.strerror}; free disk space or fix its permissions"
             ) from error
         self.current = identity
+
+    def keep_ingress_port(self, port: int) -> None:
+        """For the next start. On a full disk the worker works without it."""
+        if port != self.current.ingress_port:
+            with contextlib.suppress(FatalError):
+                self.store(msgspec.structs.replace(self.current, ingress_port=port))
 
 
 def default_name(host_name: str, pid: int) -> str:

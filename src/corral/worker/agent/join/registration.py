@@ -26,13 +26,14 @@ INGRESS_PORT = 50050
 LOOPBACK = "127.0.0.1"
 
 
-def listen_address(settings: WorkerSettings, controller_url: str) -> HostPort:
-    """Where the ingress listens: on loopback when the controller is on this machine, as no other machine connects."""
+def listen_address(settings: WorkerSettings, controller_url: str, last_port: int = 0) -> HostPort:
+    """Where the ingress listens: on loopback when the controller is on this machine, as no other machine connects.
+    `last_port`: of the last start. Without it two workers of one machine would exchange ports when it reboots."""
     given = settings.ingress
     port = given.port
     base = _port_of(settings.localai.address) or _port_of(settings.localai.serve_address)
     if port is None:
-        port = base - 1 if base else INGRESS_PORT
+        port = base - 1 if base else last_port or INGRESS_PORT
     host = given.host or (LOOPBACK if is_loopback(urlsplit(controller_url).hostname or "") else "")
     return HostPort(host, port, is_chosen=given.port is not None or base is not None)
 
