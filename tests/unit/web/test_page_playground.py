@@ -194,3 +194,28 @@ async def test_a_key_that_signs_in_again_and_again_has_a_bounded_number_of_sessi
     assert (await page.access.by_session(last)).role == "inference"
     with pytest.raises(Exception, match="the session has ended"):
         await page.access.by_session(first)
+
+
+async def test_a_key_sees_its_own_usage_and_no_others(browser: Browser, page: PageApp) -> None:
+    await browser.sign_in(await page.key("inference", name="own"))
+    assert "You have used no model yet." in (await browser.get("/usage")).text
+    key_id = (await browser.client.get("/api/me")).json()["key_id"]
+    await page.key("inference", name=key_id)  # named like the other's id
+    admin = {"authorization": f"Bearer {await page.key()}"}
+    keys = (await browser.client.get("/api/keys", headers=admin)).json()
+    namesake = next(key["id"] for key in keys if key["name"] == key_id)
+    now = SystemClock().now().timestamp()
+    told = [
+        Receipt(id="a", at=now, key_id=key_id, model="mine", path="/v1/embeddings", status=200, prompt_tokens=1234),
+        Receipt(id="b", at=now, key_id=namesake, model="theirs", path="/v1/embeddings", status=200),
+    ]
+    await ReceiptService(page.store, SystemClock()).take(Receipts(receipts=tuple(told)))
+    text = (await browser.get("/usage")).text
+    assert "mine" in text
+    assert "<dd>1,234</dd>" in text
+    assert "theirs" not in text
+
+
+async def test_viewers_have_no_usage_of_models(browser: Browser) -> None:
+    await browser.signed_in("viewer")
+    assert (await browser.get("/usage")).headers["location"] == "/"

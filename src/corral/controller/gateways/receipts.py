@@ -99,6 +99,11 @@ class ReceiptService:
             found = await receipts.list_(tx, limit=1, id=request_id, since=at, until=until)
         return _view(found[0]) if found else None
 
+    async def list_own(self, key_id: str, *, limit: int) -> tuple[RequestView, ...]:
+        """The newest requests of this key: by its id alone, as another key may have any name."""
+        async with self._store.read() as tx:
+            return tuple(_view(each) for each in await receipts.list_(tx, limit=limit, key_id=key_id))
+
     async def usage_by_key(self) -> dict[str, KeyUsage]:
         """Of the last day."""
         since = self._clock.now() - timedelta(days=1)

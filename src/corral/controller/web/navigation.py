@@ -29,6 +29,7 @@ BACKENDS = "/fleet/backends"
 OPERATIONS = "/fleet/operations"
 REQUESTS = "/fleet/requests"
 PLAYGROUND = "/playground"
+USAGE = "/usage"
 LOGS = "/fleet/logs"
 KEYS = "/fleet/keys"
 SETTINGS = "/fleet/settings"
@@ -39,6 +40,7 @@ PLACES = (
     Place(NODES, "Nodes", "nodes"),
     Place(MODELS, "Models", "models"),
     Place(PLAYGROUND, "Playground", "playground", MODEL_ROLES),
+    Place(USAGE, "Your usage", "requests", frozenset((Role.INFERENCE,))),
     Place(BACKENDS, "Backends", "backends"),
     Place(REQUESTS, "Requests", "requests"),
     Place(OPERATIONS, "Operations", "operations"),

@@ -28,7 +28,7 @@ function show(line, { node }) {
   const parts = [make("time", { dateTime: at, textContent: at.slice(11, 23) })];
   if (sources.length > 1) parts.push(make("span", { className: "from", textContent: node }));
   parts.push(make("span", { className: "text", textContent: text }));
-  const row = make("p", { className: line.stream ?? "" }, ...parts);
+  const row = make("p", {}, ...parts);
   row.hidden = !fits(`${node} ${text}`);
   box.append(row);
   while (box.childElementCount > MOST) box.firstChild.remove();
