@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from corral.contract.subjects import sanitise
 
@@ -105,6 +106,7 @@ def system_permissions(name: str) -> Permissions:
 # Subject patterns: `*` stands for one token, a final `>` for one or more.
 
 
+@lru_cache(maxsize=4096)  # the bus within one process asks for the same few again and again
 def matches(pattern: str, subject: str) -> bool:
     """Does a subscription to `pattern` receive a message on `subject`?"""
     return _covers(pattern.split("."), subject.split("."))

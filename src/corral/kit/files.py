@@ -5,16 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write a temporary file, sync, rename: a reader sees the old or the new content, also after a power cut."""
+    """A reader sees the old or the new content, also after a power cut."""
+
+    def write(file: IO[bytes]) -> None:
+        os.fchmod(file.fileno(), mode)
+        file.write(data)
+
+    replace_file(path, write)
+
+
+def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Let `write` fill a temporary file that only its owner may read, sync, rename."""
     descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(data)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)

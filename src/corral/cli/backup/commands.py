@@ -17,7 +17,7 @@ from typing import Annotated
 
 from corral import __version__
 from corral.cli.backup.archive import BackupFile, BackupHeader, Source, write_backup
-from corral.cli.backup.output_file import Overwrite, check_target, explain_os_errors, write_target
+from corral.cli.backup.output_file import Overwrite, check_target, explain_os_errors
 from corral.cli.backup.parts import STORE, machine_id, read_parts
 from corral.cli.backup.passphrase import ask_passphrase, check_strength, choose_passphrase, given_passphrase
 from corral.cli.backup.restore import RestorePlan, plan_restore, restore
@@ -34,6 +34,7 @@ from corral.cli.common.output import (
 )
 from corral.cli.common.roles import dump_store, expected_schema, live_controllers
 from corral.kit.errors import Conflict
+from corral.kit.files import replace_file
 from corral.kit.humanize import format_bytes
 from corral.kit.process import lock_holder
 from corral.kit.redact import redact_urls
@@ -144,7 +145,7 @@ def _write(
             )
         )
         sources: dict[str, Source] = {STORE: dump, **read_parts(folder, with_secrets=header.has_secrets)}
-        write_target(target, lambda file: write_backup(file, header, sources, passphrase=passphrase))
+        replace_file(target, lambda file: write_backup(file, header, sources, passphrase=passphrase))
     return header, rows
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 from corral.cli.common import declare
 from corral.kit.errors import Conflict, Failed, Invalid
-from corral.kit.files import sync_folder
 
 Overwrite = Annotated[bool, declare.Option("--overwrite", help="replace FILE if it exists")]
 
@@ -27,21 +24,6 @@ def check_target(file: str, *, overwrite: bool) -> Path:
     if target.exists() and not overwrite:
         raise Conflict(f"{target} exists: give another name, or --overwrite")
     return target
-
-
-def write_target(target: Path, write: Callable[[IO[bytes]], object]) -> None:
-    descriptor, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)
-        raise
-    sync_folder(target.parent)
 
 
 @contextlib.contextmanager

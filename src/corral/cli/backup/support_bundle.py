@@ -26,7 +26,7 @@ import psutil
 
 from corral import __version__
 from corral.cli.backup.masking import Masker, known_secrets
-from corral.cli.backup.output_file import Overwrite, check_target, explain_os_errors, write_target
+from corral.cli.backup.output_file import Overwrite, check_target, explain_os_errors
 from corral.cli.common import declare
 from corral.cli.common.data_folder import DataFolder, chosen_folder
 from corral.cli.common.options import Ca, Context, Data, Json, Key, Url
@@ -37,6 +37,7 @@ from corral.client import Client, find_endpoint
 from corral.client.contexts import choose_context
 from corral.contract.codec import PROTOCOL
 from corral.kit.errors import CorralError
+from corral.kit.files import replace_file
 from corral.kit.humanize import format_bytes
 from corral.kit.process import lock_holder
 from corral.kit.settings import read_settings, shown
@@ -85,7 +86,7 @@ def support_bundle(
             found = {f"{name}-error.txt": f"{type(error).__name__}: {error}\n"}
         parts.update({inner: masker.mask(text) for inner, text in found.items()})
     with explain_os_errors(target):
-        write_target(target, lambda opened: _write(opened, parts))
+        replace_file(target, lambda opened: _write(opened, parts))
     size = target.stat().st_size
     if as_json:
         print_json({"file": str(target), "size_bytes": size, "contents": list(parts)})
