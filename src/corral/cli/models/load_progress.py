@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -31,6 +32,9 @@ _WORDS = {
     LoadState.FAILED: "failed",
     LoadState.LOADED: "ready",
 }
+
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?: [KMGT]?i?B\b)?")
 
 
 def words_of(status: LoadStatus) -> str:
@@ -79,8 +83,10 @@ class LoadProgress:
         """Print one line per state, so that a log is not filled with percentages."""
         # Without the byte counts: the line is printed once, with the counts of the first status.
         line = words_of(msgspec.structs.replace(status, total_bytes=0))
-        if line != self._last:
-            self._last = line
+        # A load that waits for memory says the same again with each measurement of it.
+        words = _NUMBER.sub("", line)
+        if words != self._last:
+            self._last = words
             print_note(line)
 
 
