@@ -66,6 +66,7 @@ SERVICES = (
     "node_api",
     "nodes",
     "operations",
+    "rollouts",
     "overview",
     "preparing",
     "readiness",

@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class Misbehaviour:
     crash_after: int = 0  # pieces, then it is gone without a word
     hang_after: int = 0  # pieces, then nothing more
     exit: int = -1  # ends at once, with this code
+    fail_every: int = 0  # every so many requests one fails
+    dies_after_s: float = 0.0  # ends so long after its first request
     refuses: str = ""  # a file: answers that it failed, with this reason
     no_file: bool = False  # answers that it wrote a file, and wrote none
     # at the end
@@ -70,9 +73,16 @@ class Misbehaviour:
             time.sleep(3600)
         time.sleep(self.start_delay_s)
 
-    def at_request(self, leaked: list[bytearray]) -> None:
+    def at_request(self, leaked: list[bytearray], number: int) -> None:
+        """`number`: of the request, from 1."""
         if self.exit >= 0:
             os._exit(self.exit)
+        if self.dies_after_s and number == 1:
+            timer = threading.Timer(self.dies_after_s, os._exit, (1,))
+            timer.daemon = True
+            timer.start()
+        if self.fail_every and number % self.fail_every == 0:
+            raise RuntimeError(f"request {number} fails, as it was told to")
         if self.leak_mb:
             leaked.append(bytearray(os.urandom(1024)) * (1024 * self.leak_mb))
 

@@ -31,6 +31,7 @@ class Mock(Backend):
         self.faults = from_environment(os.environ)
         self.version = (Path(__file__).parent / "VERSION").read_text().strip()
         self.leaked: list[bytearray] = []
+        self.requests = 0
 
     async def load(self, model: Model) -> None:
         self.faults = self.faults.but(model.options)
@@ -90,7 +91,8 @@ class Mock(Backend):
         """What is wrong with this request, and the rest of what it says."""
         said, rest = from_prompt(text)
         faults = self.faults.but(said)
-        faults.at_request(self.leaked)
+        self.requests += 1
+        faults.at_request(self.leaked, self.requests)
         if faults.busy:
             raise Busy("all slots are taken")
         if faults.hang:

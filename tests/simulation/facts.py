@@ -7,14 +7,30 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from corral.store.engine.inline_sqlite import InlineFile
 from corral.store.engine.transactions import Transaction
-from corral.store.tables import backend_intents, backend_rules, node_backends, nodes, operation_nodes, operations
+from corral.store.tables import (
+    backend_intents,
+    backend_rules,
+    node_backends,
+    nodes,
+    operation_nodes,
+    operations,
+    rollouts,
+)
 from tests.support.invariants import Facts
 
 T = TypeVar("T")
 
 
 class FactsReader:
-    TABLES: ClassVar = {"operations", "operation_nodes", "backend_rules", "node_backends", "nodes", "backend_intents"}
+    TABLES: ClassVar = {
+        "operations",
+        "operation_nodes",
+        "backend_rules",
+        "node_backends",
+        "nodes",
+        "backend_intents",
+        "rollouts",
+    }
 
     def __init__(self, file: InlineFile) -> None:
         self._store = file.store()
@@ -51,7 +67,10 @@ async def read_facts(tx: Transaction, before: Facts, tables: frozenset[str]) -> 
     intents = before.intents
     if "backend_intents" in tables or gone:
         intents = {(row.node_id, row.backend): row for row in await backend_intents.list_(tx)}
-    return Facts(known, rows, rules, inventories, pulses, intents, bus_down)
+    tried = before.rollouts
+    if tables & {"rollouts", "operations"}:
+        tried = {row.operation_id: row for row in await rollouts.list_(tx, limit=10_000)}
+    return Facts(known, rows, rules, inventories, pulses, intents, bus_down, tried)
 
 
 class Lately(Generic[T]):

@@ -10,6 +10,7 @@ from typing import Any
 from corral.bus.local import Faults, LocalBus
 from corral.controller.operations.requests import OperationKind, parse_request
 from corral.controller.registry.transitions import NodeEvent
+from corral.controller.rollouts.options import parse_rollout
 from corral.kit.errors import CorralError
 from corral.store.records import BackendRequest, Scope, ScopeKind
 from corral.store.tables import node_labels, nodes, operations, revisions
@@ -231,6 +232,7 @@ class People:
     def __init__(self, simulation: Simulation, chance: Random) -> None:
         self.sim = simulation
         self.chance = chance
+        self.chance_of_soaks = simulation.chance("soaks")
 
     async def run(self) -> None:
         every_s = self.chance.choice((5.0, 15.0, 40.0))
@@ -276,13 +278,37 @@ class People:
             scope = Scope(ScopeKind.SELECTOR, "zone=a")
         force = kind in ("install", "delete") and self.chance.random() < 0.15
         most = self.chance.choice(("", "1", "50%")) if kind == "upgrade" else ""
+        soak = self.chance_of_soaks.choice(("", "20s", "60s", "5m")) if kind == "upgrade" else ""
         request = parse_request(
-            OperationKind(kind), BackendRequest(backend), scope=scope, force=force, max_parallel=most
+            OperationKind(kind),
+            BackendRequest(backend),
+            scope=scope,
+            force=force,
+            max_parallel=most,
+            rollout=parse_rollout(soak=soak),
         )
         self.sim.note("person", "asks", controller.name, kind, backend, scope.kind, scope.value, force)
         accepted = await controller.backends.operations.accept(request)
         self.sim.note("person", "is told", accepted.operation_id)
         self.sim.accepted[accepted.operation_id] = kind
+        if soak:
+            self.sim.spawn(self._steers(accepted.operation_id))
+
+    async def _steers(self, id: str) -> None:
+        """Some rollouts are promoted or aborted in the middle of it."""
+        what = self.chance_of_soaks.choice(("promote", "abort", "", ""))
+        await asyncio.sleep(self.chance_of_soaks.uniform(1, 120))
+        controller = self.sim.some_controller()
+        if not what or controller is None:
+            return
+        self.sim.note("person", what, id)
+        act = getattr(controller.backends.rollouts, what)
+        try:
+            await controller.asked(lambda: act(id, by="somebody"))
+        except Died:
+            self.sim.note("person", "never hears from", controller.name)
+        except CorralError as error:
+            self.sim.note("person", "is told", error.code, error.message)
 
     async def _cancels(self, controller: Controller) -> None:
         id = await self._some_operation()

@@ -104,6 +104,7 @@ class Api:
             "access": access,
             "feed": controller.feed,
             "operations": controller.backends.operations,
+            "rollouts": controller.backends.rollouts,
             "installed": controller.backends.installed,
             "integrity": controller.backends.integrity,
             "upgrades": controller.backends.upgrades,

@@ -20,7 +20,16 @@ from corral.contract.messages.nodes import NodeStatus
 from corral.contract.view import ViewReplica
 from corral.controller.health.classify import Guard
 from corral.controller.inventory.installed import find_installed
-from corral.store.records import ENDED, BackendIntent, BackendRule, OperationNode, OperationNodeStatus
+from corral.store.records import (
+    ENDED,
+    BackendIntent,
+    BackendRule,
+    OperationNode,
+    OperationNodeStatus,
+    OrderKind,
+    Rollout,
+    RolloutPhase,
+)
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodePulse
 from corral.store.tables.operations import Operation
@@ -35,6 +44,7 @@ class Facts:
     nodes: Mapping[str, NodePulse] = field(default_factory=dict)
     intents: Mapping[tuple[str, str], BackendIntent] = field(default_factory=dict)  # by node and backend
     bus_down: Collection[str] = ()  # nodes that hear no orders
+    rollouts: Mapping[str, Rollout] = field(default_factory=dict)  # by operation
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,8 @@ def broken(before: Facts, after: Facts) -> list[str]:
         *unseen(after),
         *unproven(before, after),
         *backwards(before, after),
+        *too_many_on_trial(after),
+        *decided_otherwise(before, after),
     ]
 
 
@@ -164,6 +176,56 @@ def backwards(before: Facts, after: Facts) -> list[str]:
             wrong.append(f"{where} went back from event {old.attempt}.{old.seq} to {new.attempt}.{new.seq}")
         elif new.attempt == old.attempt and new.percentage < old.percentage:
             wrong.append(f"{where} went back from {old.percentage:g} % to {new.percentage:g} %")
+    return wrong
+
+
+def too_many_on_trial(facts: Facts) -> list[str]:
+    """A rollout with a soak: until a class has passed, one node of it has begun to switch, and those that left."""
+    wrong = []
+    for rollout in facts.rollouts.values():
+        if rollout.is_over or not rollout.settings.has_soak:
+            continue
+        for state in rollout.classes:
+            if state.passed:
+                continue
+            for node, before in rollout.nodes.items():
+                intent = facts.intents.get((node, rollout.subject))
+                begun = (
+                    intent is not None
+                    and intent.generation == rollout.generation
+                    and intent.kind == OrderKind.UPGRADE
+                    and intent.stage in ("sent", "done")
+                    and intent.digest != before.digest
+                )
+                if begun and before.hardware == state.name and node not in (state.canary, *state.lost):
+                    wrong.append(
+                        f"{node} switches to a build of {rollout.subject} that is on trial on {state.canary_name}"
+                    )
+    return wrong
+
+
+def decided_otherwise(before: Facts, after: Facts) -> list[str]:
+    """A rollout that is over stays as it is, a class that has passed has passed, and a revert names its operations: no
+    build that was found bad is left to itself."""
+    wrong = []
+    for id, old in before.rollouts.items():
+        new = after.rollouts.get(id)
+        if new is None or new is old:
+            continue
+        if old.is_over and new != old:
+            wrong.append(f"the rollout {id} was {old.phase}, and changed")
+        passed = {each.name: each.passed for each in new.classes if each.passed}
+        for each in old.classes:
+            if each.passed and any(now.name == each.name for now in new.classes) and each.name not in passed:
+                wrong.append(f"{each.name} had passed in the rollout {id}, and has not any more")
+    for id, rollout in after.rollouts.items():
+        if rollout.phase != RolloutPhase.REVERTED or before.rollouts.get(id) is rollout:
+            continue
+        if rollout.generation in after.rules:
+            wrong.append(f"the rollout {id} is reverted, and its rule holds")
+        for name in rollout.reverted_by:
+            if name not in after.operations:
+                wrong.append(f"the rollout {id} is reverted by the operation {name}, which does not exist")
     return wrong
 
 

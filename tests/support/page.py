@@ -200,7 +200,7 @@ def _page_app(
     )
     services |= {"ingress_tokens": ingress_tokens, "effective_settings": effective}
     services |= {"models": models, "schedules": Schedules(store, feed), "receipts": ReceiptService(store, clock)}
-    services |= {"samples": SampleService(store, clock)}
+    services |= {"samples": SampleService(store, clock), "rollouts": backends.rollouts}
     services |= {
         "loads": LoadService(store, models, feed, clock),
         "replica_rows": ReplicaListing(store, ActivityTracker(bus, clock)),

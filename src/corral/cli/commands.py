@@ -31,6 +31,10 @@ COMMANDS = {
     "why": ("corral.cli.fleet.why:app", "Explain placement decisions and open operations."),
     "ops": ("corral.cli.operations.commands:app", "List, follow, cancel and retry operations."),
     "top": ("corral.cli.top.command:app", "Show nodes, models, operations, requests and logs live in the terminal."),
+    "rollouts": (
+        "corral.cli.operations.rollouts:app",
+        "Show, pause, promote and abort rollouts.",
+    ),
     "requests": ("corral.cli.fleet.requests:app", "List inference requests and their results, newest first."),
     "fleet": ("corral.cli.fleet.versions:app", "Show which version of Corral each machine runs."),
     "contexts": ("corral.cli.fleet.contexts:app", "List the fleets of this machine, and choose one."),

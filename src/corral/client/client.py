@@ -14,6 +14,7 @@ from corral.client.resources.logs import Logs
 from corral.client.resources.models import GALLERIES_S, Models, Uploads
 from corral.client.resources.nodes import Nodes
 from corral.client.resources.operations import Operations
+from corral.client.resources.rollouts import RolloutsApi
 from corral.contract.admin import Cluster, GalleryView
 from corral.contract.codec import Message, always
 from corral.kit.clock import Clock
@@ -59,6 +60,7 @@ class Client(ApiConnection):
         self.logs = Logs(self)
         self.why = WhyApi(self)
         self.operations = Operations(self)
+        self.rollouts = RolloutsApi(self)
         self.requests = Requests(self)
 
     async def me(self) -> KeyIdentity:

@@ -336,6 +336,10 @@ class BackendBody(Message, frozen=True):
     node: str = ""  # ours from here on: one node, by id or name
     selector: str = ""  # nodes by label; with neither, every node
     max_parallel: str = ""  # of an upgrade's switches: 25%, 3
+    soak: str = ""  # of an upgrade: how long its first nodes are watched: 5m; or a number of requests: 200
+    max_errors: str = ""  # with a soak: by how much the share of failed requests may rise: 2%
+    max_slowdown: float = 0.0  # with a soak: how many times as slow the median may be
+    min_requests: int = 0  # with a soak: of each build, before it is judged
 
 
 class OperationBody(BackendBody, frozen=True):
@@ -381,6 +385,15 @@ class PlanNode(Message, frozen=True):
     replaces: tuple[PlanProcess, ...] = ()  # and one by one, where the node tells
 
 
+class PlanClass(Message, frozen=True):
+    """One hardware class of an upgrade: its first node switches before the others."""
+
+    name: str = always(str)
+    nodes: tuple[str, ...] = always(tuple)  # names; the first one is likely to switch first
+    fetch_bytes: int | None = None  # of all of them; None: unknown
+    gap_s: float | None = 0.0  # the longest time that a process is away; None: unknown
+
+
 class PlanView(Message, frozen=True):
     """`?plan=true`: nothing was stored, nothing was sent."""
 
@@ -389,6 +402,8 @@ class PlanView(Message, frozen=True):
     nodes: tuple[PlanNode, ...] = always(tuple)
     max_parallel: str = ""
     notes: tuple[str, ...] = ()
+    soak: str = ""  # 5m, or 200 requests
+    classes: tuple[PlanClass, ...] = ()  # of an upgrade, in their order
 
 
 class MatrixNode(Message, frozen=True, gc=False):

@@ -5,8 +5,10 @@ Sizes are bytes. Texts are sentences for people; programs match `decision`, `sta
 
 from __future__ import annotations
 
+from corral.contract.admin import OperationView
 from corral.contract.codec import Message, always
 from corral.contract.loads import LoadStatus
+from corral.contract.rollouts import RolloutView
 
 DECISIONS = {  # of WhyModel, in words before its text; none where that says it itself
     "placed": "can be placed",
@@ -19,6 +21,14 @@ DECISIONS = {  # of WhyModel, in words before its text; none where that says it 
 def said_once(text: str, before: str) -> str:
     """`text` for a reader who has just read `before`: scaling and loads often tell the decision's own sentence."""
     return text.replace(before, "see above") if before else text
+
+
+class WhyOperation(Message, frozen=True):
+    """How far an operation is, and what the rest waits for."""
+
+    operation: OperationView
+    lines: tuple[str, ...] = ()  # sentences, with the numbers that decide
+    rollout: RolloutView | None = None  # of an upgrade
 
 
 class WhyCheck(Message, frozen=True):

@@ -290,3 +290,113 @@ class OperationNode(msgspec.Struct, frozen=True, gc=False):
     variant: str = ""
     version: str = ""
     digest: str = ""
+
+
+class RolloutPhase(StrEnum):
+    """The first five are in progress, in this order."""
+
+    FETCHING = "fetching"  # nodes store the new build beside the current one
+    CANARY = "canary"  # the first node of a hardware class switches
+    SOAK = "soak"  # the requests of a canary are compared with those of the old build
+    WAVES = "waves"  # every class has passed: the others switch, a few at a time
+    DONE = "done"
+    REVERTED = "reverted"  # the nodes that had switched return to the version before
+    ENDED = "ended"  # cancelled, or a later operation decides
+
+
+ROLLOUT_OVER = frozenset({RolloutPhase.DONE, RolloutPhase.REVERTED, RolloutPhase.ENDED})
+
+
+class RolloutSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a rollout judges its canaries. Without a soak a canary passes when its switch has succeeded."""
+
+    soak_s: float = 0.0
+    soak_requests: int = 0  # instead of a time: until so many requests were served by the new build
+    max_errors: float = 0.02  # by how much the share of failed requests may rise
+    max_slowdown: float = 1.5  # how many times as slow the median may be
+    min_requests: int = 20  # of each build, before anything is judged
+
+    @property
+    def has_soak(self) -> bool:
+        return self.soak_s > 0 or self.soak_requests > 0
+
+
+NO_SOAK = RolloutSettings()
+
+
+class RolloutFigure(msgspec.Struct, frozen=True):
+    """One comparison of the new build with the old one."""
+
+    name: str  # errors, first_token, answer, tokens_per_s
+    model: str
+    old: float
+    new: float
+    old_requests: int
+    new_requests: int
+    limit: float
+    certainty: float = 0.0  # of "the new one is worse", in standard deviations of the rank statistic
+    worse: bool = False
+
+
+class RolloutWindow(msgspec.Struct, frozen=True, array_like=True):
+    """The requests of one build in one stretch of time."""
+
+    at: float  # seconds since 1970, of its beginning
+    requests: int
+    errors: int
+    first_token_ms: float = 0.0  # medians; 0: unknown
+    tokens_per_s: float = 0.0
+
+
+class RolloutClass(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state of one hardware class."""
+
+    name: str
+    canary: str = ""  # id of the node that switches first
+    canary_name: str = ""
+    soaking: bool = False
+    soaked_s: float = 0.0  # time in which the canary could serve and a controller looked
+    passed: str = ""  # why the others may follow
+    lost: tuple[str, ...] = ()  # canaries that left during their soak
+    processes: tuple[str, ...] = ()  # ids of the canary's processes of the new build
+    restarts: int | None = None  # of these, when they were first seen
+    deaths: int = 0
+    waiting: str = ""  # why the soak makes no progress
+    new_requests: int = 0
+    old_requests: int = 0
+    figures: tuple[RolloutFigure, ...] = ()
+    new_windows: tuple[RolloutWindow, ...] = ()
+    old_windows: tuple[RolloutWindow, ...] = ()
+
+
+class RolloutNodeBefore(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node had before the rollout, to which it returns."""
+
+    hardware: str
+    variant: str = ""
+    digest: str = ""
+    version: str = ""
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """The state of one rollout, beside its operation."""
+
+    operation_id: str
+    generation: int  # of the rule that is rolled out
+    subject: str  # the backend
+    phase: RolloutPhase
+    settings: RolloutSettings
+    started_at: datetime
+    ticked_at: datetime | None = None  # when a controller last advanced it
+    ended_at: datetime | None = None
+    paused_by: str = ""
+    promoted_by: str = ""
+    aborted_by: str = ""
+    verdict: str = ""  # why it was reverted
+    reverted_by: tuple[str, ...] = ()  # operations that return nodes to their previous version
+    classes: tuple[RolloutClass, ...] = ()
+    nodes: dict[str, RolloutNodeBefore] = {}  # by id
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in ROLLOUT_OVER

@@ -138,7 +138,7 @@ async def test_an_upgrade_tells_which_processes_are_replaced_and_how(fleet: Flee
     view = await plan(fleet, "upgrade")
     nodes = {node.node_name: node for node in view.nodes}
     assert view.max_parallel == "25%"
-    assert "one node per variant switches first" in view.notes[0]
+    assert "then one node of each hardware class switches, then 25% of the nodes at once" in view.notes[0]
     assert (nodes["barn"].action, nodes["barn"].installed_digest) == ("upgrade", "sha256:cpu-vllm-1")
     assert nodes["barn"].digest == "sha256:2"
     assert nodes["barn"].replaces == (PlanProcess("p1", "smollm", "beside", 0.0),)

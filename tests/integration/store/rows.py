@@ -22,6 +22,12 @@ from corral.store.records import (
     DesiredReplica,
     LoadJob,
     OperationNode,
+    Rollout,
+    RolloutClass,
+    RolloutNodeBefore,
+    RolloutPhase,
+    RolloutSettings,
+    RolloutWindow,
     TargetBuild,
 )
 from corral.store.tables.model_files import StoredFile
@@ -47,6 +53,21 @@ def a_node(**known: Any) -> Node:
         "status": "healthy",
     }
     return Node(**(defaults | known))
+
+
+def a_rollout(operation_id: str, node_id: str, **more: Any) -> Rollout:
+    state = RolloutClass("cpu", canary=node_id, soaking=True, new_windows=(RolloutWindow(1e9, 3, 1, 0.5),))
+    values: dict[str, Any] = {
+        "operation_id": operation_id,
+        "generation": 1,
+        "subject": "vllm",
+        "phase": RolloutPhase.SOAK,
+        "settings": RolloutSettings(soak_s=60),
+        "started_at": NOON,
+        "classes": (state,),
+        "nodes": {node_id: RolloutNodeBefore("cpu", "ümläut", "sha256:old")},
+    }
+    return Rollout(**(values | more))
 
 
 def a_rule(**known: Any) -> BackendRule:

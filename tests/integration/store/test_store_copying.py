@@ -43,6 +43,7 @@ from corral.store.tables import (
     receipts,
     replicas,
     revisions,
+    rollouts,
     samples,
     settings_kv,
     web_sessions,
@@ -63,6 +64,7 @@ from tests.integration.store.rows import (
     a_peer_process,
     a_receipt,
     a_replica,
+    a_rollout,
     a_rule,
     a_schedule,
     a_target,
@@ -113,6 +115,7 @@ async def fill(store: Store) -> None:
             await backend_rules.insert(tx, a_rule(generation=number, excluded=(node.id,), withdrawn_at=NOON))
             await backend_targets.add(tx, [a_target(capability=f"c{number}")])
             await operations.insert(tx, an_operation(id=f"op{number}"))
+            await rollouts.put(tx, a_rollout(f"op{number}", node.id))
             await receipts.insert(tx, [row_of(a_receipt(node_id=node.id, total_us=2**40))])
             await models.put(tx, a_model(f"model-{number}"))
             await replicas.put(tx, [a_replica(node.id, f"model-{number}")])
@@ -180,6 +183,7 @@ async def test_everything_arrives(store: Store, target: Store) -> None:
             process_peaks.list_,
             model_schedules.list_,
             replicas.list_,
+            rollouts.list_,
             revisions.read_all,
             backend_intents.list_,
             backend_rules.list_live,

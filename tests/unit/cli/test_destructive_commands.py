@@ -43,6 +43,9 @@ DESTRUCTIVE = {
     "ops cancel": ("3f2a91c0",),
     "ops withdraw": ("3f2a91c0",),
     "ops history": ("--clear",),
+    "rollouts pause": ("3f2a91c0",),
+    "rollouts promote": ("3f2a91c0",),
+    "rollouts abort": ("3f2a91c0",),
 }
 HARMLESS = {
     "nodes list",
@@ -78,6 +81,10 @@ HARMLESS = {
     "why model",
     "why node",
     "why op",
+    "why operation",
+    "rollouts list",
+    "rollouts show",
+    "rollouts resume",
     "ops list",
     "ops show",
     "ops watch",

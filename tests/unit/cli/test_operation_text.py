@@ -36,6 +36,20 @@ def test_what_was_cancelled_is_no_success_though_it_has_ended() -> None:
     assert text.state(cancelled) == "cancelled"
 
 
+def test_an_upgrade_that_was_taken_back_names_the_figure_and_the_next_commands() -> None:
+    row = on("attic", "withdrawn", error="the rollout was reverted: too slow")
+    reverted = operation(row, state="done", outcome="reverted", error="too slow", kind="upgrade")
+    assert text.exit_code([reverted]) == 1
+    assert text.state(reverted) == "reverted"
+    assert text.result_lines(reverted)[0].endswith(": reverted: too slow")
+    assert "corral rollouts show" in text.next_steps([reverted])[0]
+
+
+def test_a_canary_says_how_far_its_soak_is() -> None:
+    row = on("attic", phase="soaking", percentage=99.0, error="soaks: 1m of 5m, 34 requests")
+    assert text.line(row) == "attic: soaking 99% (soaks: 1m of 5m, 34 requests)"
+
+
 @pytest.mark.parametrize(
     ("node", "line"),
     [

@@ -42,6 +42,7 @@ from corral.store.tables import (
     operations,
     peer_processes,
     process_peaks,
+    rollouts,
     samples,
     web_sessions,
 )
@@ -64,6 +65,7 @@ MAX_POSITIONAL = 4
         (load_jobs.table, LoadJob),
         (model_files.table, model_files.StoredFile),
         (process_peaks.table, process_peaks.Peak),
+        (rollouts.table, records.Rollout),
         (model_schedules.table, model_schedules.Schedule),
         (models.table, models.StoredModel),
         (model_revisions.table, model_revisions.ModelRevision),

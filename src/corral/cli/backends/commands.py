@@ -244,26 +244,57 @@ async def upgrade_backends(
     selector: Selector = "",
     all_nodes: AllNodes = False,
     max_parallel: MaxParallel = "",
+    soak: Annotated[
+        str,
+        declare.Option(
+            "--soak",
+            metavar="TIME|N",
+            help="watch the first node of each hardware class for this time (5m), or for N of its requests (200)",
+            callback=reject_empty,
+        ),
+    ] = "",
+    max_errors: Annotated[
+        str,
+        declare.Option(
+            "--max-errors", metavar="SHARE", help="with --soak: how much the share of failed requests may rise [2%]"
+        ),
+    ] = "",
+    max_slowdown: Annotated[
+        float,
+        declare.Option(
+            "--max-slowdown", metavar="TIMES", help="with --soak: how many times as slow the median may be [1.5]"
+        ),
+    ] = 0.0,
+    min_requests: Annotated[
+        int,
+        declare.Option("--min-requests", metavar="N", help="with --soak: requests of each build to judge by [20]"),
+    ] = 0,
     dry_run: DryRun = False,
     detach: Detach = False,
     as_json: Json = False,
 ) -> int:
     """Upgrade backends on the nodes that have them. All nodes fetch first; then they switch, a few at a time.
 
-    If a node fails to switch, no other node starts to switch. `corral backends rollback` restores the previous version.
-    If every node has the newest version, the command says so and the exit code is 0.
+    One node of each hardware class switches first. With --soak its requests are compared with those of the old build;
+    if failures, time to first token or tokens/s are worse, every node that has switched returns to its previous
+    version. If a node fails to switch, no other node starts to switch; if it fails again, the upgrade is reverted.
+    `corral rollouts` shows the figures, pauses, promotes and aborts. If every node has the newest version, the command
+    says so and the exit code is 0.
 
     \b
     Examples:
       corral backends upgrade llama-cpp
       corral backends upgrade --outdated --dry-run
       corral backends upgrade vllm --selector tier=test --max-parallel 1
+      corral backends upgrade vllm --soak 5m --max-errors 1%
     """
     if outdated == bool(names):
         raise declare.BadParameter("give either names of backends or --outdated")
     scope = node_scope(node, selector, all_nodes, default=True)
     chosen = list(names or []) or await _outdated(client, node)
-    bodies = [operation_body("upgrade", each, scope, max_parallel=max_parallel) for each in chosen]
+    trial = {"soak": soak, "max_errors": max_errors, "max_slowdown": max_slowdown, "min_requests": min_requests}
+    given = {name: value for name, value in trial.items() if value}
+    bodies = [operation_body("upgrade", each, scope, max_parallel=max_parallel, **given) for each in chosen]
     return await run_operations(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json, outdated=outdated)
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 from corral.cli.common import declare
 from corral.cli.common.fleet_command import fleet_command
 from corral.cli.common.options import Json
-from corral.cli.common.output import print_json, print_line, print_table
+from corral.cli.common.output import print_json, print_line, print_table, printable
 from corral.cli.fleet import why_text
 from corral.cli.operations import text as operation_text
 from corral.cli.operations.commands import find
+from corral.kit.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -89,27 +90,54 @@ async def why_node(
         _print_numbers((verdict.model, verdict) for verdict in why.models)
 
 
+Operation = Annotated[str, declare.Argument(metavar="OPERATION", help="id of the operation, or the beginning of it")]
+
+
 @app.command("op")
 @fleet_command
-async def why_operation(
-    client: Client,
-    operation: Annotated[
-        str, declare.Argument(metavar="OPERATION", help="id of the operation, or the beginning of it")
-    ],
-    as_json: Json = False,
-) -> None:
-    """Show the nodes on which an operation is not done, with the reasons.
+async def why_op(client: Client, operation: Operation, as_json: Json = False) -> None:
+    """Short for `corral why operation`.
+
+    With --json it prints only the nodes that are not done.
 
     \b
     Examples:
       corral why op 3f2a91c0
     """
+    await _explain_operation(client, operation, as_json=as_json, whole=False)
+
+
+@app.command("operation")
+@fleet_command
+async def why_operation(client: Client, operation: Operation, as_json: Json = False) -> None:
+    """Show where an operation is not done, and why.
+
+    Of an upgrade it also prints the figures of its soaks.
+
+    \b
+    Examples:
+      corral why operation 3f2a91c0
+    """
+    await _explain_operation(client, operation, as_json=as_json, whole=True)
+
+
+async def _explain_operation(client: Client, operation: str, *, as_json: bool, whole: bool) -> None:
     view = await find(client, operation)
+    try:
+        why = await client.why.operation(view.job_id)
+    except NotFound:  # a controller of an earlier release does not explain operations
+        from corral.contract.why import WhyOperation
+
+        why = WhyOperation(view)
+    view = why.operation
     waiting = [each for each in view.nodes if each.status != "success"]
     if as_json:
-        print_json(waiting)
+        print_json(why if whole else waiting)
         return
     _print_lines(operation_text.details(view))
+    if why.rollout is not None:
+        print_line()
+        _print_lines(map(printable, why.lines))
     print_line()
     rows = [operation_text.node_row(each) for each in waiting]
     print_table(operation_text.NODE_COLUMNS, rows, empty="The operation is done on every node.")

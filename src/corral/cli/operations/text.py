@@ -16,13 +16,14 @@ from corral.cli.common.output import (
     printable,
     relative_time,
 )
-from corral.contract.admin import OperationNodeView, OperationRecord, OperationView, PlanNode, PlanView
+from corral.contract.admin import OperationNodeView, OperationRecord, OperationView, PlanClass, PlanNode, PlanView
 from corral.contract.messages.backends import TO_FIX
 from corral.kit.humanize import format_bytes
 
 COLUMNS = ("ID", "KIND", "NAME", "WHERE", "STATE", "DONE", "NODES", "STARTED", "NOTE")
 NODE_COLUMNS = ("NODE", "STATUS", "DONE", "VARIANT", "VERSION", "BYTES", "NOTE")
 HISTORY_COLUMNS = ("ID", "KIND", "NAME", "OUTCOME", "STARTED", "FINISHED", "NOTE")
+CLASS_COLUMNS = ("HARDWARE CLASS", "NODES", "FIRST", "FETCH", "GAP")
 PLAN_COLUMNS = ("NODE", "ACTION", "VARIANT", "VERSION", "FETCH", "DISK AFTER", "PROCESSES", "NOTE")
 _SHORT_ID = 8
 _MAX_SOURCES = 3
@@ -52,17 +53,17 @@ def where(view: OperationView) -> str:
 
 
 def state(view: OperationView) -> str:
-    if view.state == "done" and view.outcome == "cancelled":
-        return "cancelled"
+    if view.state == "done" and view.outcome in ("cancelled", "reverted"):
+        return view.outcome
     return _STATES.get(view.state, view.state)
 
 
 def exit_code(views: Iterable[OperationView]) -> int:
-    """0 done, 1 a node fails or the operation was cancelled while it was followed, 3 not finished yet, also when an
-    install waits for its first node (docs/explanation/design.md#operations). The worst of several operations counts."""
+    """0 done, 1 a node fails or the operation was cancelled or reverted meanwhile, 3 not finished yet, also when an
+    install waits for its first node (docs/explanation/design.md#operations). The worst one counts."""
     seen = list(views)
     states = {state(view) for view in seen}
-    if states & {"failing", "cancelled"}:
+    if states & {"failing", "cancelled", "reverted"}:
         return FAILED
     return STILL_RUNNING if states - {"done"} or any(_waits_for_nodes(view) for view in seen) else DONE
 
@@ -187,7 +188,7 @@ def step(each: OperationNodeView) -> str:
 def note(each: OperationNodeView, now: datetime | None = None) -> str:
     """The file while the node makes progress; else the reason for its status, and when the next attempt starts."""
     if each.status == "downloading":
-        return each.file_name.rstrip("/").rpartition("/")[2]  # the last part of a URL
+        return each.file_name.rstrip("/").rpartition("/")[2] or each.error  # the last part of a URL; how far a soak is
     words = [each.error or each.note] if each.error or each.note else []
     if each.status == "error":
         words += [f"failed {each.failures} times"] if each.failures > 1 else []
@@ -262,7 +263,8 @@ def result_lines(view: OperationView, now: datetime | None = None) -> list[str]:
     groups = [(f"{_DONE_WORDS.get(view.kind, 'done')} {'to' if view.kind in TRANSFERS else 'on'}", "success")]
     groups += [(f"{status} on", status) for status in ("skipped", "superseded", "withdrawn", "cancelled")]
     groups += [("failing on", "error"), ("waiting on", "waits"), ("running on", "")]
-    return [
+    reverted = [printable(f"{view.backend}: reverted: {view.error}")] if view.outcome == "reverted" else []
+    return reverted + [
         printable(f"{view.backend}: {words}")
         for title, wanted in groups
         for words in _by_reason(title, [each for each in view.nodes if _group(each) == wanted], now)
@@ -283,6 +285,8 @@ def next_steps(views: Sequence[OperationView]) -> list[str]:
         lines.append(
             f"The operation continues. Follow it: `corral ops watch {each}`; stop it: `corral ops cancel {each}`"
         )
+    if reverted := [short_id(view.job_id) for view in views if view.outcome == "reverted"]:
+        lines.append(f"See the figures: `corral rollouts show {reverted[0]}`; nodes go back now: `corral ops list`")
     if failing := [short_id(view.job_id) for view in views if _failing(view)]:
         lines.append(f"After fixing the cause, retry at once: `corral ops retry {' '.join(failing)}`")
     return lines
@@ -328,6 +332,18 @@ def _change(node: PlanNode) -> str:
     if node.action in ("nothing", "delete", "skip") or not before or before == after:
         return after if node.action not in ("delete", "skip") else before
     return f"{before} → {after}" if after else before
+
+
+def class_row(each: PlanClass) -> tuple[str, ...]:
+    """A hardware class in the plan of an upgrade."""
+    gap = "unknown" if each.gap_s is None else f"{each.gap_s:.0f} s" if each.gap_s else "none"
+    return (
+        each.name,
+        str(len(each.nodes)),
+        each.nodes[0] if each.nodes else "",
+        "?" if each.fetch_bytes is None else format_bytes(each.fetch_bytes),
+        gap,
+    )
 
 
 def plan_title(plan: PlanView) -> str:

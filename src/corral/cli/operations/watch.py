@@ -128,6 +128,11 @@ def _show_plans(plans: Sequence[PlanView], *, as_json: bool) -> None:
     for plan in plans:
         rows = [operation_text.plan_row(node, plan.kind) for node in plan.nodes]
         print_table(operation_text.PLAN_COLUMNS, rows, empty="No node matches.")
+        if plan.classes:
+            print_line()
+            print_table(
+                operation_text.CLASS_COLUMNS, [operation_text.class_row(each) for each in plan.classes], empty=""
+            )
         for each in plan.notes:
             print_note(printable(each))
         print_note(f"{operation_text.plan_title(plan)}. Nothing was changed.")

@@ -9,7 +9,7 @@ from corral.client.connection import ApiConnection, segment
 from corral.contract.admin import CreateJoinToken, CreateKey, JoinTokenCreated, JoinTokenView, KeyCreated, KeyView
 from corral.contract.fleet import ApplyBody, FleetDiff, FleetFile
 from corral.contract.receipts import RequestList, RequestView
-from corral.contract.why import WhyModel, WhyNode
+from corral.contract.why import WhyModel, WhyNode, WhyOperation
 
 _GALLERIES_S = 120.0  # models of galleries are looked up
 
@@ -34,6 +34,9 @@ class WhyApi:
 
     async def node(self, id_or_name: str) -> WhyNode:
         return await self._api.call("GET", f"/api/why/nodes/{segment(id_or_name)}", WhyNode)
+
+    async def operation(self, operation_id: str) -> WhyOperation:
+        return await self._api.call("GET", f"/api/why/operations/{segment(operation_id)}", WhyOperation)
 
 
 _PAGE = 500

@@ -9,13 +9,16 @@ from litestar import Controller, Request, get, post
 
 from corral.contract.admin import Cluster, GalleryView
 from corral.contract.fleet import ApplyBody, FleetDiff, FleetFile
-from corral.contract.why import WhyModel, WhyNode
+from corral.contract.why import WhyModel, WhyNode, WhyOperation
 from corral.controller.api.auth import admins, principal_of, viewers
 from corral.controller.api.overview import Overview
 from corral.controller.api.path_segments import whole_name
 from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.models.service import Models
+from corral.controller.operations.rollouts import Rollouts
+from corral.controller.operations.service import Operations
+from corral.controller.operations.why import explain
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.replicas.why import PlacementExplainer
 
@@ -52,6 +55,10 @@ class WhyRoutes(Controller):
     @get("/nodes/{node:str}", summary="Explain a node: free memory, replicas, and the models that would fit")
     async def node(self, explaining: PlacementExplainer, nodes: NodeAdmin, node: str) -> WhyNode:
         return await explaining.node((await nodes.view(node)).id)
+
+    @get("/operations/{job_id:str}", summary="Explain an operation: what each node waits for, and how its rollout is")
+    async def operation(self, operations: Operations, rollouts: Rollouts, job_id: str) -> WhyOperation:
+        return explain(await operations.view(job_id), await rollouts.find_view(job_id))
 
 
 ROUTES: tuple[Any, ...] = (cluster, galleries, apply_file, export_file, WhyRoutes)

@@ -31,6 +31,7 @@ from corral.controller.api.auth import admins, principal_of, viewers
 from corral.controller.api.events import operation_frames, stream_of
 from corral.controller.operations.requests import OperationKind, OperationRequest, parse_request
 from corral.controller.operations.service import Operations
+from corral.controller.rollouts.options import parse_rollout
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.kit.errors import Invalid
 from corral.store.records import BackendRequest
@@ -82,8 +83,20 @@ async def read_operation_request(
     _check_text("selector", body.selector, _SELECTOR_MAX)
     scope = await operations.scope(node=body.node, selector=body.selector)
     by = principal_of(request).name
+    rollout = parse_rollout(
+        soak=body.soak,
+        max_errors=body.max_errors,
+        max_slowdown=body.max_slowdown,
+        min_requests=body.min_requests,
+    )
     return parse_request(
-        kind, backend_request_of(kind, body), scope=scope, force=body.force, max_parallel=body.max_parallel, by=by
+        kind,
+        backend_request_of(kind, body),
+        scope=scope,
+        force=body.force,
+        max_parallel=body.max_parallel,
+        by=by,
+        rollout=rollout,
     )
 
 

@@ -3,18 +3,22 @@ pass. Pure: plans every node, applies the limits between nodes (rollouts, open c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+
+import msgspec
 
 from corral.controller.backends import outcomes
 from corral.controller.backends.outcomes import DEFAULT_RETRY, RetryPolicy, apply
 from corral.controller.backends.plan import Done, Drop, Fail, Hold, HoldCause, NodeWorld, Step, Stop, plan
-from corral.controller.backends.rollout import Peer, gate
-from corral.controller.backends.world import World
+from corral.controller.backends.rollout import Peer, advance
+from corral.controller.backends.world import World, before_of
 from corral.controller.orders.observations import Observation
 from corral.controller.orders.order import OrderId, Send
-from corral.store.records import BackendIntent, OrderKind
+from corral.controller.rollouts.comparison import Judgement
+from corral.controller.rollouts.plan import Held
+from corral.store.records import BackendIntent, IntentStage, OrderKind, Rollout
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class DecisionInputs:
     answer_within_s: Callable[[OrderKind], float]  # for workers that reply when they have finished
     free_slow_calls: int  # how many more such calls may be opened
     retry: RetryPolicy = DEFAULT_RETRY
+    judgements: Mapping[tuple[str, str], Judgement] = field(default_factory=dict)  # by operation and canary
 
 
 @dataclass
@@ -35,6 +40,8 @@ class Decided:
     steps: dict[str, list[Step]] = field(default_factory=dict)  # by node
     sends: list[tuple[str, Send]] = field(default_factory=list)
     stops: dict[OrderId, bool] = field(default_factory=dict)  # → whether the worker keeps what it has downloaded
+    rollouts: list[Rollout] = field(default_factory=list)  # those that changed
+    soaking: dict[tuple[str, str], Held] = field(default_factory=dict)  # by operation and canary
 
 
 def decide(world: World, observations: Sequence[Observation], terms: DecisionInputs) -> Decided:
@@ -48,8 +55,9 @@ def decide(world: World, observations: Sequence[Observation], terms: DecisionInp
         node.id: plan(node, world.wanted[node.id], world.builds[node.id], world.now, epoch=terms.epoch)
         for node in caught_up.values()
     }
-    _apply_limits(world, caught_up, steps, terms)
-    decided = Decided(steps=steps)
+    decided = Decided(steps=steps, rollouts=list(world.ended))
+    _apply_rollouts(decided, world, caught_up, terms)
+    _apply_limits(caught_up, steps, terms)
     for node_id, node in caught_up.items():
         intents = dict(node.intents)
         for step in steps[node_id]:
@@ -72,20 +80,65 @@ def _caught_up(node: NodeWorld, world: World, observations: Sequence[Observation
     return replace(node, intents={**node.intents, **late}) if late else node
 
 
-def _apply_limits(
-    world: World, nodes: dict[str, NodeWorld], steps: dict[str, list[Step]], terms: DecisionInputs
-) -> None:
-    """Replace the sends that have to wait by holds."""
-    by_rule: dict[int, dict[str, Send]] = {}
-    for node_id, own in steps.items():
-        for step in own:
-            if isinstance(step, Send) and step.max_parallel:
-                by_rule.setdefault(step.generation, {})[node_id] = step
-    for generation, sends in by_rule.items():
-        peers = [_current_peer(peer, nodes, sends) for peer in world.peers.get(generation, ())]
-        held = gate(sends, peers, world.concerned.get(generation, len(sends)))
-        for node_id, hold in held.items():
+def _apply_rollouts(decided: Decided, world: World, nodes: dict[str, NodeWorld], terms: DecisionInputs) -> None:
+    """Replace the sends that have to wait for other nodes of their rollout by holds."""
+    steps = decided.steps
+    for generation, peers in world.peers.items():
+        sends = {
+            node_id: step
+            for node_id, own in steps.items()
+            for step in own
+            if isinstance(step, Send) and step.max_parallel and step.generation == generation
+        }
+        rollout = world.rollouts.get(generation)
+        if rollout is None and not sends:
+            continue
+        if generation in world.incomplete:
+            for node_id, send in sends.items():
+                hold = Hold(send.backend, send.operation, send.kind, HoldCause.TURN, "waits for its turn")
+                steps[node_id] = [hold if step is send else step for step in steps[node_id]]
+            continue
+        peers = [_current_peer(peer, nodes, generation) for peer in peers]
+        backend = rollout.subject if rollout is not None else next(iter(sends.values())).backend
+        done = [
+            node_id
+            for node_id, own in steps.items()
+            if any(isinstance(step, Done) and step.generation == generation for step in own)
+        ]
+        if rollout is not None:
+            rollout = _with_nodes(rollout, peers, nodes, world, backend)
+        judgements = {
+            canary: found
+            for (operation, canary), found in terms.judgements.items()
+            if rollout is not None and operation == rollout.operation_id
+        }
+        parallel = next((send.max_parallel for send in sends.values()), "1")
+        gated = advance(rollout, sends, done, peers, judgements, world.now, parallel)
+        for node_id, hold in gated.held.items():
             steps[node_id] = [hold if step is sends[node_id] else step for step in steps[node_id]]
+        if gated.step is not None:
+            if gated.step.rollout != world.rollouts[generation]:
+                decided.rollouts.append(gated.step.rollout)
+            for node_id, held in gated.step.soaking.items():
+                decided.soaking[gated.step.rollout.operation_id, node_id] = held
+
+
+def _with_nodes(
+    rollout: Rollout, peers: Sequence[Peer], nodes: dict[str, NodeWorld], world: World, backend: str
+) -> Rollout:
+    """The rollout with what its nodes have, as long as they have not begun to switch."""
+    known = dict(rollout.nodes)
+    for peer in peers:
+        begun = peer.intent is not None and (
+            peer.intent.stage is IntentStage.DONE or peer.intent.kind not in (OrderKind.FETCH, OrderKind.INSTALL)
+        )
+        if not begun or peer.node_id not in known:
+            known[peer.node_id] = before_of(nodes[peer.node_id], world.outlines[peer.node_id], backend)
+    return rollout if known == rollout.nodes else msgspec.structs.replace(rollout, nodes=known)
+
+
+def _apply_limits(nodes: dict[str, NodeWorld], steps: dict[str, list[Step]], terms: DecisionInputs) -> None:
+    """Hold calls to LocalAI workers beyond the number that may be open at once."""
     free = terms.free_slow_calls
     for node_id, own in steps.items():
         if nodes[node_id].accepts:
@@ -99,13 +152,12 @@ def _apply_limits(
                     own[index] = Hold(step.backend, step.operation, step.kind, HoldCause.TURN, reason)
 
 
-def _current_peer(peer: Peer, nodes: dict[str, NodeWorld], sends: dict[str, Send]) -> Peer:
+def _current_peer(peer: Peer, nodes: dict[str, NodeWorld], generation: int) -> Peer:
     """The peer with the intent as it is after the observations of this pass."""
-    node = nodes.get(peer.node_id)
-    if node is None:
+    if peer.intent is None:
         return peer
-    backend = next(iter(sends.values())).backend
-    return replace(peer, intent=node.intents.get(backend, peer.intent))
+    intent = nodes[peer.node_id].intents.get(peer.intent.backend)
+    return replace(peer, intent=intent if intent is not None and intent.generation == generation else None)
 
 
 def _apply_step(

@@ -26,6 +26,8 @@ from corral.controller.orders.backend_calls import BackendCalls, CallLimits, Dis
 from corral.controller.orders.observations import InventoryRead, Observation
 from corral.controller.orders.order import BackendOrder
 from corral.controller.registry.changes import NodeChanges
+from corral.controller.rollouts.evidence import Judgements, read_judgements
+from corral.controller.rollouts.plan import Held
 from corral.controller.runtime.change_feed import INVENTORY, RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.settings import BackendSettings
@@ -33,20 +35,30 @@ from corral.kit.clock import Clock
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
 from corral.store.engine.transactions import Store, Transaction
-from corral.store.records import BackendIntent
-from corral.store.tables import backend_intents, node_backends, nodes, operation_nodes, revisions
+from corral.store.records import BackendIntent, Rollout, RolloutPhase
+from corral.store.tables import backend_intents, node_backends, nodes, operation_nodes, revisions, rollouts
 
 log = get_log(__name__)
 
 LEASE = "reconcile"
+SOAK_TICK_S = 2.0  # between two looks at what a canary served
 _OVERLAP = timedelta(seconds=2)  # the timestamp of a change is a little older than its commit
 
 
 # Called in the reconciler's transaction; True if anything changed that users see. `controller/operations` implements
 # it: that package imports this one.
 RecordSteps = Callable[
-    [Transaction, World, Mapping[str, Sequence[Step]], Mapping[tuple[str, str], BackendIntent]], Awaitable[bool]
+    [
+        Transaction,
+        World,
+        Mapping[str, Sequence[Step]],
+        Mapping[tuple[str, str], BackendIntent],
+        Mapping[tuple[str, str], Held],
+    ],
+    Awaitable[bool],
 ]
+# The same, of a rollout whose nodes return to their previous version; returns the rollout to store.
+RevertRollout = Callable[[Transaction, World, Mapping[tuple[str, str], BackendIntent], Rollout], Awaitable[Rollout]]
 
 
 class Reconciler:
@@ -65,14 +77,17 @@ class Reconciler:
         settings: BackendSettings,
         *,
         record_steps: RecordSteps,
+        revert_rollout: RevertRollout,
         renew_s: float = 5.0,
         rest_s: float = 0.05,
         limits: CallLimits | None = None,
     ) -> None:
-        """`record_steps` applies the steps to the operations that users watch. `renew_s`: between two renewals of the
+        """`record_steps` applies the steps to the operations that users watch, `revert_rollout` requests the previous
+        versions. `renew_s`: between two renewals of the
         lease. `rest_s`: after a pass, so that what arrives in this time is handled together."""
         self._store = store
         self._record_steps = record_steps
+        self._revert_rollout = revert_rollout
         self._bus = bus
         self._calls = calls
         self._leadership = leadership
@@ -94,6 +109,9 @@ class Reconciler:
         ] = {}  # of nodes and inventories that changed lately, as of the last pass
         self._rolling: frozenset[str] = frozenset()  # operations that switch node by node
         self._timer: asyncio.TimerHandle | None = None
+        self._is_soaking = False
+        self._judgements: Judgements = {}
+        self._judged_at = 0.0
         self.leading = False
         self.dispatch = Dispatch(
             calls, on_observation=self.on_observation, on_unreachable=changes.mark_unreachable, limits=limits
@@ -188,13 +206,16 @@ class Reconciler:
         self, observations: list[Observation], inventories: Collection[InventoryRead], all_nodes: bool
     ) -> tuple[World | None, Decided | None]:
         has_changes = False
+        judgements = await self._read_judgements()
         async with self._store.write() as tx:
             await self._leadership.require(tx, LEASE)
             await revisions.hold(tx, RULES)
             now = await tx.now()
             await self._store_inventories(tx, inventories)
             versions = await self._read_versions(tx)
-            node_ids = await self._nodes_to_reconcile(tx, now, observations, all_nodes, versions)
+            node_ids = await self._nodes_to_reconcile(
+                tx, now, observations, all_nodes, versions, is_soaking=bool(judgements)
+            )
             if node_ids is not None and not node_ids:
                 await self._set_timer(tx, now)
                 return None, None
@@ -204,11 +225,15 @@ class Reconciler:
                 self._calls.answer_within_s,
                 self.dispatch.free_slow_calls,
                 self._retry,
+                judgements,
             )
             decided = decide(world, observations, terms)
             await backend_intents.put(tx, decided.intents.values())
-            has_changes = await self._record_steps(tx, world, decided.steps, decided.intents)
+            has_changes = await self._record_steps(tx, world, decided.steps, decided.intents, decided.soaking)
+            has_reverts = await self._store_rollouts(tx, world, decided)
+            self._is_soaking = bool(decided.soaking)
             await self._set_timer(tx, now)
+            has_changes = has_changes or bool(decided.rollouts)
             if has_changes:
                 await revisions.bump(tx, "operations")
         self._reconciled_at, self._versions = now, versions
@@ -222,7 +247,35 @@ class Reconciler:
         )
         if has_changes:
             self._feed.notify("operations")
+        if has_reverts:
+            self._feed.notify(RULES)
         return world, decided
+
+    async def _read_judgements(self) -> Judgements:
+        """Before the write transaction, and not with every pass: reading what canaries served takes a while."""
+        async with self._store.read() as tx:
+            active = await rollouts.list_active(tx)
+            soaking = {(row.operation_id, each.canary) for row in active for each in row.classes if each.soaking}
+            age_s = self._clock.monotonic() - self._judged_at
+            if self._judgements.keys() != soaking or not 0 <= age_s < SOAK_TICK_S / 2:
+                self._judgements = await read_judgements(tx, active)
+                self._judged_at = self._clock.monotonic()
+        return self._judgements
+
+    async def _store_rollouts(self, tx: Transaction, world: World, decided: Decided) -> bool:
+        """True if nodes have to return to their previous version."""
+        reverting = False
+        for rollout in decided.rollouts:
+            if rollout.phase is RolloutPhase.REVERTED:
+                log.warning(
+                    "rollout is reverted",
+                    operation=rollout.operation_id,
+                    backend=rollout.subject,
+                    verdict=rollout.verdict,
+                )
+                rollout, reverting = await self._revert_rollout(tx, world, decided.intents, rollout), True
+            await rollouts.put(tx, rollout)
+        return reverting
 
     async def _nodes_to_reconcile(
         self,
@@ -231,6 +284,8 @@ class Reconciler:
         observations: list[Observation],
         all_nodes: bool,
         versions: dict[tuple[str, str], object],
+        *,
+        is_soaking: bool,
     ) -> list[str] | None:
         """The nodes that something may have happened to; None = all."""
         overdue = self._all_reconciled_at is None or now - self._all_reconciled_at >= timedelta(
@@ -241,7 +296,7 @@ class Reconciler:
         found = {observation.order.node_id for observation in observations}
         found.update(await backend_intents.list_due(tx, now))
         found.update(key[1] for key, version in versions.items() if self._versions.get(key) != version)
-        if found:
+        if found or is_soaking:
             for operation in sorted(self._rolling):
                 found.update(row.node_id for row in await operation_nodes.list_(tx, operation))
         found.update(row.node_id for row in await operation_nodes.list_orphans(tx))
@@ -269,6 +324,8 @@ class Reconciler:
         retry_s = self.targets.next_try_s()
         if retry_s is not None:
             waits.append(retry_s)
+        if self._is_soaking:
+            waits.append(SOAK_TICK_S)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None

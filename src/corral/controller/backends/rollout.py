@@ -1,83 +1,111 @@
-"""Decides which nodes of an upgrade may switch now. Pure (docs/explanation/design.md#upgrades).
+"""Applies rollouts to the upgrades of backends: turns the intents and steps of the nodes under one rule into the
+states that `controller/rollouts/plan.py` decides about, and its decisions into holds. Pure
+(docs/explanation/design.md#upgrades).
 
-All nodes download the build at once. Then one node per variant switches first; when it has succeeded, the others
-follow, as many at once as the rule allows. The first failed switch stops the rest (the failed node keeps the version
-that it had) until a retry there succeeds: while the retry runs, or fails earlier than the switch, the rest still waits.
-A failed download stops no other node.
+All nodes download the build at once. Then one node per hardware class switches first; when it has passed its soak, the
+others follow, as many at once as the rule allows. A failed switch stops the rest until a retry there succeeds, and the
+second one reverts what has switched. A failed download stops no other node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 
+from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.controller.backends.plan import Hold, HoldCause
 from corral.controller.orders.order import Send
-from corral.kit.errors import Invalid
-from corral.store.records import BackendIntent, IntentStage, OrderKind
+from corral.controller.rollouts.comparison import Judgement
+from corral.controller.rollouts.plan import NodeState, RolloutNode, RolloutStep, plan_rollout
+from corral.store.records import NO_SOAK, BackendIntent, IntentStage, OrderKind, Rollout, RolloutPhase
 
-DEFAULT = "25%"
-ALL_AT_ONCE = ""
+# Processes of the new build that started again by themselves; one that is not started again counts as well.
+_GONE = frozenset({ReplicaState.FAILED})
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A node under the same rule."""
+    """A node under the rule of a rollout, with what decides about its turn."""
 
     node_id: str
     node_name: str
-    intent: BackendIntent
+    hardware: str
+    intent: BackendIntent | None = None  # None: no order was sent yet
+    status: str = "healthy"
+    processes: tuple[ReplicaProcess, ...] = ()  # of the backend
 
 
-def parse_max_parallel(text: str) -> str:
-    """`25%` or `3`, as it is stored. Raises Invalid."""
-    word = text.strip()
-    number, percent = word.removesuffix("%"), word.endswith("%")
-    if not (number.isascii() and number.isdigit()) or not 1 <= int(number) <= (100 if percent else 100_000):
-        raise Invalid(f"{text[:20]!r} is not a number of nodes: write a share such as 25%, or a number such as 3")
-    return f"{int(number)}{'%' if percent else ''}"
+@dataclass(frozen=True)
+class Gated:
+    held: dict[str, Hold] = field(default_factory=dict)  # by node: the sends that have to wait
+    step: RolloutStep | None = None
 
 
-def allowed_at_once(max_parallel: str, nodes: int) -> int:
-    """At least one, or the rollout would never proceed."""
-    if max_parallel.endswith("%"):
-        return max(1, nodes * int(max_parallel[:-1]) // 100)
-    return max(1, int(max_parallel))
-
-
-def gate(sends: Mapping[str, Send], peers: Iterable[Peer], nodes: int) -> dict[str, Hold]:
-    """The sends that have to wait, and why. `sends` are those of one rule, by node id; `peers` are all intents of the
-    rule; `nodes` is the number of nodes that the rule covers."""
-    others = list(peers)
-    broken = next((peer for peer in others if _has_failed(peer.intent)), None)
-    proven = {peer.intent.variant for peer in others if peer.intent.stage is IntentStage.DONE}
-    # The previous order of a node that gets a new one has ended: the node must not wait for itself.
-    anew = {node for node, send in sends.items() if not send.again}
-    busy = [peer.intent.variant for peer in others if _is_switching(peer.intent) and peer.node_id not in anew]
+def advance(
+    rollout: Rollout | None,
+    sends: Mapping[str, Send],
+    done: Iterable[str],
+    peers: Iterable[Peer],
+    judgements: Mapping[str, Judgement],
+    now: datetime,
+    max_parallel: str,
+) -> Gated:
+    """One step of the rollout of one rule. `sends` by node id; `done`: the nodes that this pass found switched. Without
+    a stored rollout (`None`) nothing is reverted: the rule is older than rollouts, or installs."""
+    switched = set(done)
+    nodes = [_node(peer, sends.get(peer.node_id), switched=peer.node_id in switched) for peer in peers]
+    step = plan_rollout(rollout or _unstored(now), nodes, judgements, now, max_parallel=max_parallel)
     held = {}
-    for node, send in sorted(sends.items()):
-        if send.again or send.kind is not OrderKind.UPGRADE or send.build is None or not send.max_parallel:
-            continue
-        variant = send.build.variant
-        if broken is not None and node != broken.node_id:
-            reason = f"stopped: {broken.node_name} failed to switch: {broken.intent.reason or 'it is being retried'}"
-            held[node] = _hold(send, HoldCause.STOPPED, reason)
-        elif variant not in proven and variant in busy:
-            held[node] = _hold(send, HoldCause.TURN, f"waits for the first node with {variant} to switch")
-        elif len(busy) >= allowed_at_once(send.max_parallel, nodes):
-            held[node] = _hold(send, HoldCause.TURN, f"waits for its turn: {send.max_parallel} of the nodes at once")
-        else:
-            busy.append(variant)
-    return held
+    for node_id, waits in step.held.items():
+        send = sends[node_id]
+        cause = HoldCause.STOPPED if waits.stopped else HoldCause.TURN
+        held[node_id] = Hold(send.backend, send.operation, send.kind, cause, waits.reason)
+    return Gated(held, step if rollout is not None else None)
 
 
-def _has_failed(intent: BackendIntent) -> bool:
-    return intent.switch_failed and intent.stage is not IntentStage.DONE
+def _unstored(now: datetime) -> Rollout:
+    return Rollout("", 0, "", RolloutPhase.FETCHING, NO_SOAK, now)
 
 
-def _is_switching(intent: BackendIntent) -> bool:
-    return intent.stage is IntentStage.SENT and intent.kind is not OrderKind.FETCH
+def _node(peer: Peer, send: Send | None, *, switched: bool) -> RolloutNode:
+    intent = peer.intent
+    new = _new_processes(peer)
+    failed = intent is not None and intent.switch_failed and intent.stage is not IntentStage.DONE
+    return RolloutNode(
+        id=peer.node_id,
+        name=peer.node_name,
+        hardware=peer.hardware,
+        state=NodeState.SWITCHED if switched else _state(intent, send),
+        serves=bool(peer.processes),
+        present=peer.status in ("healthy", "unhealthy"),
+        steady=peer.status == "healthy",
+        switch_failures=max(1, intent.failures) if failed and intent is not None else 0,
+        fatal=failed and intent is not None and intent.stage is IntentStage.PARKED,
+        reason=intent.reason if intent is not None and intent.failures else "",
+        processes=tuple(process.process_id for process in new),
+        restarts=sum(process.restarts + (process.state in _GONE) for process in new),
+    )
 
 
-def _hold(send: Send, why: HoldCause, reason: str) -> Hold:
-    return Hold(send.backend, send.operation, send.kind, why, reason)
+def _state(intent: BackendIntent | None, send: Send | None) -> NodeState:
+    if send is not None and not send.again:
+        # The previous order of a node that gets a new one has ended: the node must not wait for itself.
+        return NodeState.READY if _is_switch(send) else NodeState.FETCHING
+    if intent is None:
+        return NodeState.FETCHING
+    if intent.stage is IntentStage.DONE:
+        return NodeState.SWITCHED
+    if intent.stage is IntentStage.SENT and intent.kind is not OrderKind.FETCH:
+        return NodeState.SWITCHING
+    return NodeState.FETCHING
+
+
+def _is_switch(send: Send) -> bool:
+    return send.kind is OrderKind.UPGRADE and send.build is not None and bool(send.max_parallel)
+
+
+def _new_processes(peer: Peer) -> list[ReplicaProcess]:
+    if peer.intent is None or not peer.intent.digest:
+        return []
+    return [process for process in peer.processes if process.digest == peer.intent.digest]

@@ -9,6 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+import msgspec
+
+from corral.contract.hardware import DEFAULT, DISABLED
 from corral.contract.messages.backends import BackendResult
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.backends.catalogue import MachineKind
@@ -16,16 +19,21 @@ from corral.controller.backends.plan import BuildOrNot, NoBuild, NodeWorld, NotL
 from corral.controller.backends.replacement import fits_beside, processes_of
 from corral.controller.backends.rollout import Peer
 from corral.controller.backends.rules import Unwanted, Wanted, fold, without_overruled
-from corral.controller.inventory.installed import names_in
+from corral.controller.inventory.installed import concrete_name, names_in
 from corral.controller.inventory.nodes import is_current, takes_backends
 from corral.controller.orders.order import Build
+from corral.controller.rollouts.hardware_class import hardware_class
 from corral.store.engine.transactions import Transaction
 from corral.store.records import (
     BackendIntent,
     BackendRequest,
     BackendTarget,
     IntentStage,
+    OperationNodeStatus,
     OrderKind,
+    Rollout,
+    RolloutNodeBefore,
+    RolloutPhase,
     ScopeKind,
 )
 from corral.store.tables import (
@@ -37,9 +45,19 @@ from corral.store.tables import (
     nodes,
     operation_nodes,
     operations,
+    rollouts,
 )
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodeOutline
+
+_NOT_CONCERNED = frozenset(
+    {
+        OperationNodeStatus.SKIPPED,
+        OperationNodeStatus.WITHDRAWN,
+        OperationNodeStatus.SUPERSEDED,
+        OperationNodeStatus.CANCELLED,
+    }
+)
 
 PAUSED = "paused: what was fetched is kept"  # the reason in a stored row: earlier releases compare it, too
 
@@ -65,7 +83,9 @@ class World:
     requests: dict[int, BackendRequest] = field(default_factory=dict)  # by generation
     missing: dict[TargetKey, BackendRequest] = field(default_factory=dict)  # builds that have to be looked up
     peers: dict[int, list[Peer]] = field(default_factory=dict)  # of rules that switch node by node
-    concerned: dict[int, int] = field(default_factory=dict)  # how many nodes such a rule covers
+    rollouts: dict[int, Rollout] = field(default_factory=dict)  # of these rules, where one is stored
+    ended: list[Rollout] = field(default_factory=list)  # whose rule decides about no node any more
+    incomplete: set[int] = field(default_factory=set)  # rules of which this pass does not see every node
 
     def target_of(self, node_id: str, backend: str) -> BackendTarget | None:
         want, outline = self.wanted[node_id].get(backend), self.outlines[node_id]
@@ -114,7 +134,7 @@ async def read_world(
             pure, node_id=outline.id, labels=labels.get(outline.id, {}), installed=_installed(node)
         )
     await _read_builds(tx, world, lookup_state)
-    await _read_rollouts(tx, world)
+    await _read_rollouts(tx, world, {rule.generation for rule in rules}, whole=node_ids is None)
     return world
 
 
@@ -221,21 +241,64 @@ def _build(world: World, node_id: str, want: Wanted, lookup_state: LookupState) 
     return Build(found.build.variant, found.build.digest, found.build.version)
 
 
-async def _read_rollouts(tx: Transaction, world: World) -> None:
+async def _read_rollouts(tx: Transaction, world: World, live: Collection[int], *, whole: bool) -> None:
     by_generation = {
-        want.generation: want
+        want.generation: (backend, want)
         for own in world.wanted.values()
-        for want in own.values()
+        for backend, want in own.items()
         if isinstance(want, Wanted) and want.max_parallel
     }
-    for generation, want in by_generation.items():
+    for generation, (backend, want) in by_generation.items():
         rows = await operation_nodes.list_(tx, want.operation)
-        names = {row.node_id: row.node_name for row in rows}
-        world.concerned[generation] = sum(row.status not in ("skipped", "withdrawn") for row in rows)
-        world.peers[generation] = [
-            Peer(row.node_id, names.get(row.node_id, row.node_id), row)
-            for row in await backend_intents.list_generation(tx, generation)
-        ]
+        concerned = {row.node_id for row in rows if row.status not in _NOT_CONCERNED}
+        covered = {node_id for node_id, own in world.wanted.items() if _generation(own.get(backend)) == generation}
+        late = covered - {row.node_id for row in rows}  # nodes that joined later
+        world.peers[generation] = [_peer(world, node_id, backend) for node_id in sorted(covered & (concerned | late))]
+        elsewhere = await nodes.list_outlines(tx, sorted(concerned - world.nodes.keys()))
+        if any(takes_backends(outline) for outline in elsewhere):
+            world.incomplete.add(generation)
+    for rollout in await rollouts.list_active(tx):
+        if rollout.generation in by_generation:
+            world.rollouts[rollout.generation] = rollout
+        elif whole or rollout.generation not in live:
+            world.ended.append(msgspec.structs.replace(rollout, phase=RolloutPhase.ENDED, ended_at=world.now))
+
+
+def _generation(want: Wanted | Unwanted | None) -> int:
+    return want.generation if want is not None else 0
+
+
+def _peer(world: World, node_id: str, backend: str) -> Peer:
+    node, outline = world.nodes[node_id], world.outlines[node_id]
+    intent = node.intents.get(backend)
+    mine = intent is not None and intent.generation == _generation(world.wanted[node_id].get(backend))
+    return Peer(
+        node_id,
+        node.name,
+        hardware_of(outline),
+        intent if mine else None,
+        outline.status,
+        tuple(processes_of(world.processes[node_id], node.backends, backend)),
+    )
+
+
+def before_of(node: NodeWorld, outline: NodeOutline, backend: str) -> RolloutNodeBefore:
+    """What the node has of the backend now."""
+    there = node.find(backend)
+    if there is None:
+        return RolloutNodeBefore(hardware_of(outline))
+    return RolloutNodeBefore(hardware_of(outline), concrete_name(node.backends, backend), there.digest, there.version)
+
+
+def hardware_of(outline: NodeOutline) -> str:
+    """The hardware class of a node. Nodes with different capabilities run different builds."""
+    capability = outline.capability if outline.capability not in ("", DEFAULT, DISABLED) else ""
+    return hardware_class(
+        vendor=capability or outline.gpu_vendor,
+        generation=outline.gpu_compute_capability,
+        memory_bytes=outline.total_vram or outline.total_ram,
+        platform=outline.platform,
+    )
 
 
 def kind_of(outline: NodeOutline) -> MachineKind:

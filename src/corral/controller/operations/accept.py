@@ -16,7 +16,15 @@ from corral.controller.backends.catalogue import MachineKind
 from corral.controller.backends.plan import NoBuild
 from corral.controller.backends.targets import add_target
 from corral.controller.backends.world import TargetKey
-from corral.controller.operations.preview import NOTHING, SAME_BUILD, changes_nothing, preview, unchanged_words
+from corral.controller.operations.preview import (
+    NOTHING,
+    SAME_BUILD,
+    changes_nothing,
+    preview,
+    rollout_classes,
+    rollout_notes,
+    unchanged_words,
+)
 from corral.controller.operations.progress import finish_or_reopen, new_row
 from corral.controller.operations.requests import (
     Builds,
@@ -28,10 +36,20 @@ from corral.controller.operations.requests import (
     read_candidates,
 )
 from corral.controller.operations.state import settle
+from corral.controller.rollouts.options import describe_soak
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
+from corral.kit.errors import Conflict
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction
-from corral.store.records import BackendRule, IntentStage, OperationNode, OperationNodeStatus, Want
+from corral.store.records import (
+    BackendRule,
+    IntentStage,
+    OperationNode,
+    OperationNodeStatus,
+    Rollout,
+    RolloutPhase,
+    Want,
+)
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -39,6 +57,7 @@ from corral.store.tables import (
     operation_nodes,
     operations,
     revisions,
+    rollouts,
 )
 from corral.store.tables.operations import Operation, StoredRequest
 
@@ -65,11 +84,17 @@ class OperationAcceptor:
         if changes_nothing(resolved, nodes):
             notes.append(unchanged_words(resolved, nodes))
         elif resolved.request.max_parallel:
-            notes.append(
-                f"one node per variant switches first, then {resolved.request.max_parallel} of the nodes at once; "
-                "the first that fails to switch stops the rest"
-            )
-        return PlanView(request.kind.value, resolved.backend, nodes, resolved.request.max_parallel, tuple(notes))
+            notes += rollout_notes(resolved.request)
+        classes = rollout_classes(resolved, nodes) if request.kind is OperationKind.UPGRADE else ()
+        return PlanView(
+            request.kind.value,
+            resolved.backend,
+            nodes,
+            resolved.request.max_parallel,
+            tuple(notes),
+            describe_soak(request.rollout),
+            classes,
+        )
 
     async def accept(self, request: OperationRequest) -> AcceptedOperation:
         resolved = await self._resolver.resolve(request)
@@ -78,6 +103,7 @@ class OperationAcceptor:
             same = await _same_operation(tx, resolved)
             if same is not None:
                 return AcceptedOperation(same, joined=True)
+            await _refuse_second_rollout(tx, resolved)
             operation, rows = await self._store_all(tx, resolved)
             await revisions.bump(tx, "operations")
         log.info(
@@ -109,7 +135,10 @@ class OperationAcceptor:
             generation=generation,
             created_at=now,
             request=StoredRequest(
-                backend=request.backend_request, force=request.force, max_parallel=request.max_parallel
+                backend=request.backend_request,
+                force=request.force,
+                max_parallel=request.max_parallel,
+                rollout=request.rollout,
             ),
             created_by=request.by,
         )
@@ -117,8 +146,21 @@ class OperationAcceptor:
         await backend_rules.insert(tx, _rule(resolved, operation, target))
         rows = await _rows(tx, resolved, operation)  # after the rule, which the preview of the rows needs
         await operation_nodes.put(tx, rows)
+        if request.kind is OperationKind.UPGRADE:
+            await rollouts.put(tx, _rollout(operation))
         await finish_or_reopen(tx, [operation], now)
         return operation, rows
+
+
+def _rollout(operation: Operation) -> Rollout:
+    return Rollout(
+        operation_id=operation.id,
+        generation=operation.generation,
+        subject=operation.backend,
+        phase=RolloutPhase.FETCHING,
+        settings=operation.request.rollout,
+        started_at=operation.created_at,
+    )
 
 
 def _rule(resolved: ResolvedRequest, operation: Operation, target: str) -> BackendRule:
@@ -201,6 +243,21 @@ def _unchanged(resolved: ResolvedRequest, rows: Sequence[OperationNode]) -> str:
     return unchanged_words(resolved, rows) if unchanged else ""
 
 
+async def _refuse_second_rollout(tx: Transaction, resolved: ResolvedRequest) -> None:
+    """Two builds that are both on trial could not be told apart by what they serve, and the second one would have the
+    first as its previous version."""
+    if resolved.request.kind is not OperationKind.UPGRADE:
+        return
+    for rollout in await rollouts.list_active(tx):
+        on_trial = rollout.settings.has_soak and rollout.phase is not RolloutPhase.WAVES
+        if rollout.subject == resolved.backend and on_trial:
+            short = rollout.operation_id[:8]
+            raise Conflict(
+                f"{resolved.backend} is being upgraded, and the new build is on trial (operation {short}): "
+                f"`corral rollouts promote {short}` ends the trial, `corral rollouts abort {short}` reverts it"
+            )
+
+
 async def _same_operation(tx: Transaction, resolved: ResolvedRequest) -> str | None:
     """The id of a running operation with an equal request. A forced request never equals another."""
     request = resolved.request
@@ -222,7 +279,9 @@ async def _same_operation(tx: Transaction, resolved: ResolvedRequest) -> str | N
     if not await _has_builds(tx, last.target, resolved.builds):
         return None
     operation = await operations.find(tx, last.operation_id)
-    return operation.id if operation is not None and operation.finished_at is None else None
+    if operation is None or operation.finished_at is not None or operation.request.rollout != request.rollout:
+        return None
+    return operation.id
 
 
 async def _has_builds(tx: Transaction, target: str, builds: Builds) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from corral.contract.admin import PlanNode, PlanProcess
+from corral.contract.admin import PlanClass, PlanNode, PlanProcess
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.backends.plan import NoBuild
 from corral.controller.backends.replacement import fits_beside, processes_of, start_took_s
 from corral.controller.backends.rules import Wanted
+from corral.controller.backends.world import hardware_of
 from corral.controller.inventory.installed import Installed
-from corral.controller.operations.requests import Candidate, OperationKind, ResolvedRequest
+from corral.controller.operations.requests import Candidate, OperationKind, OperationRequest, ResolvedRequest
+from corral.controller.rollouts.options import describe_soak
 from corral.store.records import OperationNode, ScopeKind, TargetBuild, Want
 
 SAME_BUILD = "it has this build already"
@@ -40,6 +42,46 @@ def unchanged_words(resolved: ResolvedRequest, nodes: Sequence[PlanNode | Operat
     versions = ", ".join(sorted({node.version or node.digest[:_DIGEST_SHOWN] for node in nodes}))
     nothing = "nothing to go back to" if resolved.request.kind is OperationKind.ROLLBACK else "nothing newer"
     return f"{resolved.backend}: {nothing} on {where or nodes[0].node_name} ({versions} is installed)"
+
+
+def rollout_notes(request: OperationRequest) -> list[str]:
+    """How the switches of an upgrade or a rollback proceed."""
+    parallel, settings = request.max_parallel, request.rollout
+    notes = [
+        "every node fetches first; then one node of each hardware class switches, "
+        f"then {parallel} of the nodes at once; the first that fails to switch stops the rest, "
+        "and a second failure reverts those that have switched"
+    ]
+    if settings.has_soak:
+        notes.append(
+            f"the first node of each class soaks for {describe_soak(settings)}: the rollout is reverted if failed "
+            f"requests rise by more than {100 * settings.max_errors:g} %, if the median time to first token or "
+            f"tokens/s is {settings.max_slowdown:g} times as bad, or if its processes end by themselves"
+        )
+        few = "it waits for more, or for `corral rollouts promote`" if settings.soak_requests else "it passes"
+        notes.append(f"with fewer than {settings.min_requests} requests of each build a class is not judged: {few}")
+    return notes
+
+
+def rollout_classes(resolved: ResolvedRequest, nodes: Sequence[PlanNode]) -> tuple[PlanClass, ...]:
+    """The hardware classes of the nodes that an upgrade changes, in name order; those that serve come first."""
+    own: dict[str, list[PlanNode]] = {}
+    for node, candidate in zip(nodes, resolved.candidates, strict=True):
+        if node.action not in (NOTHING, "skip"):
+            own.setdefault(hardware_of(candidate.outline), []).append(node)
+    return tuple(_class(name, own[name]) for name in sorted(own))
+
+
+def _class(name: str, nodes: Sequence[PlanNode]) -> PlanClass:
+    ordered = sorted(nodes, key=lambda node: (node.waits, not node.replaces, node.node_name))
+    sizes = [node.fetch_bytes for node in nodes]
+    gaps = [process.gap_s for node in nodes for process in node.replaces]
+    return PlanClass(
+        name,
+        tuple(node.node_name for node in ordered),
+        sum(size for size in sizes if size is not None) if None not in sizes else None,
+        max((gap for gap in gaps if gap is not None), default=0.0) if None not in gaps else None,
+    )
 
 
 def _node(resolved: ResolvedRequest, candidate: Candidate) -> PlanNode:

@@ -31,9 +31,19 @@ from corral.controller.backends.plan import Done, Drop, Step, Stop
 from corral.controller.backends.reconcile import LEASE
 from corral.controller.backends.rules import Unwanted, Wanted
 from corral.controller.backends.world import World
-from corral.controller.operations.state import LAST_OF_ATTEMPT, ProgressEvent, Shown, after_step, merge_progress, settle
+from corral.controller.operations.state import (
+    LAST_OF_ATTEMPT,
+    SOAKING,
+    ProgressEvent,
+    Shown,
+    after_soak,
+    after_step,
+    merge_progress,
+    settle,
+)
 from corral.controller.operations.views import operation_view, parse_size, sources_text
 from corral.controller.orders.order import Send
+from corral.controller.rollouts.plan import Held
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
@@ -68,9 +78,14 @@ def new_row(operation_id: str, node_id: str, node_name: str, now: datetime) -> O
 
 
 async def record_steps(
-    tx: Transaction, world: World, steps: Mapping[str, Sequence[Step]], intents: Mapping[tuple[str, str], BackendIntent]
+    tx: Transaction,
+    world: World,
+    steps: Mapping[str, Sequence[Step]],
+    intents: Mapping[tuple[str, str], BackendIntent],
+    soaking: Mapping[tuple[str, str], Held],
 ) -> bool:
-    """True if anything changed that users can see. `intents`: those that changed in this pass."""
+    """True if anything changed that users can see. `intents`: those that changed in this pass. `soaking`: by operation
+    and node, canaries whose rows stay open."""
     rows = await operation_nodes.list_open(tx, list(world.nodes))
     orphans = await operation_nodes.list_orphans(tx)
     sends = [(node_id, step) for node_id, own in steps.items() for step in own if isinstance(step, Send)]
@@ -80,7 +95,12 @@ async def record_steps(
     known = {operation.id: operation for operation in await operations.list_for(tx, sorted(named))}
     changed = [replace(settle(row, OperationNodeStatus.WITHDRAWN, NODE_GONE), updated_at=world.now) for row in orphans]
     for before in rows:
-        after = _after(before, known[before.operation_id], world, steps, intents)
+        canary = soaking.get((before.operation_id, before.node_id))
+        after = (
+            after_soak(before, canary.reason, waits=canary.stopped)
+            if canary is not None
+            else _after(before, known[before.operation_id], world, steps, intents)
+        )
         if after != before:
             changed.append(replace(after, updated_at=world.now))
     changed.extend(_late_rows(world, sends, {(row.operation_id, row.node_id) for row in rows}, known))
@@ -128,9 +148,16 @@ def _after(
         return after_step(row, _with_note(shown.step, world.target_of(row.node_id, operation.backend)))
     mine = shown.intent is not None and shown.intent.generation == shown.want.generation
     if mine and shown.intent is not None and shown.intent.stage is IntentStage.DONE:
+        if row.phase == SOAKING and not _is_shown(world, row, operation.backend, shown.intent):
+            return row  # it changed while it soaked: an order will follow, or another inventory
         done = Done(operation.backend, operation.id, shown.want.generation, digest=shown.intent.digest)
         return after_step(row, _with_note(done, world.target_of(row.node_id, operation.backend)))
     return row
+
+
+def _is_shown(world: World, row: OperationNode, backend: str, intent: BackendIntent) -> bool:
+    there = world.nodes[row.node_id].find(backend, row.variant)
+    return there is not None and there.digest == intent.digest
 
 
 def _with_note(step: Shown, target: BackendTarget | None) -> Shown:

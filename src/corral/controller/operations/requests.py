@@ -16,7 +16,6 @@ import msgspec
 
 from corral.controller.backends.catalogue import Catalogue, MachineKind
 from corral.controller.backends.plan import NoBuild
-from corral.controller.backends.rollout import DEFAULT, parse_max_parallel
 from corral.controller.backends.rules import Unwanted, Wanted, fold
 from corral.controller.backends.targets import TargetResolver
 from corral.controller.backends.world import kind_of, kinds_of
@@ -30,11 +29,22 @@ from corral.controller.inventory.installed import (
 )
 from corral.controller.inventory.nodes import is_current, takes_backends
 from corral.controller.models.views import definition_of
+from corral.controller.rollouts.options import DEFAULT_MAX_PARALLEL, parse_max_parallel
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.kit.redact import is_redacted
 from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
-from corral.store.records import BackendRequest, BackendRule, RuleOrigin, Scope, ScopeKind, TargetBuild, Want
+from corral.store.records import (
+    NO_SOAK,
+    BackendRequest,
+    BackendRule,
+    RolloutSettings,
+    RuleOrigin,
+    Scope,
+    ScopeKind,
+    TargetBuild,
+    Want,
+)
 from corral.store.tables import (
     backend_rules,
     backend_targets,
@@ -78,6 +88,7 @@ class OperationRequest:
     max_parallel: str = ""
     by: str = ""  # the API key; empty = Corral itself
     origin: RuleOrigin = RuleOrigin.PERSON
+    rollout: RolloutSettings = NO_SOAK
 
 
 def parse_request(
@@ -89,6 +100,7 @@ def parse_request(
     max_parallel: str = "",
     by: str = "",
     origin: RuleOrigin = RuleOrigin.PERSON,
+    rollout: RolloutSettings = NO_SOAK,
 ) -> OperationRequest:
     """Raises Invalid for a request that makes no sense."""
     if not backend_request.backend and not backend_request.uri:
@@ -112,10 +124,12 @@ def parse_request(
         raise Invalid(f"{backend_request.alias!r} cannot be an alias: use letters, digits, and . _ + - inside")
     if force and kind not in (OperationKind.INSTALL, OperationKind.DELETE):
         raise Invalid("only an install or a delete can be forced")
+    if rollout.has_soak and kind is not OperationKind.UPGRADE:
+        raise Invalid("only an upgrade has a soak")
     if max_parallel:
         max_parallel = parse_max_parallel(max_parallel)
     elif kind is OperationKind.UPGRADE:
-        max_parallel = DEFAULT
+        max_parallel = DEFAULT_MAX_PARALLEL
     return OperationRequest(
         kind=kind,
         backend_request=backend_request,
@@ -124,6 +138,7 @@ def parse_request(
         max_parallel=max_parallel,
         by=by,
         origin=origin,
+        rollout=rollout,
     )
 
 

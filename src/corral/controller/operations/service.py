@@ -288,6 +288,7 @@ def _request_again(operation: Operation, by: str) -> OperationRequest:
         force=request.force,
         max_parallel=request.max_parallel,
         by=by,
+        rollout=request.rollout,
     )
 
 

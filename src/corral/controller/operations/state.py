@@ -21,6 +21,8 @@ from corral.store.records import ENDED, OperationNode, OperationNodeStatus, Orde
 
 DELETING = "deleting"  # the phase shown for a delete: nothing is downloaded then
 
+SOAKING = "soaking"  # the phase shown for a canary that has switched and is watched
+
 Shown = Send | Done | Skip | Hold | Wait | Fail
 
 _AT_REST = ENDED | {OperationNodeStatus.ERROR}
@@ -110,6 +112,22 @@ def after_step(row: OperationNode, step: Shown) -> OperationNode:
             return settle(row, OperationNodeStatus.ERROR, step.reason)
         case _:
             assert_never(step)
+
+
+def after_soak(row: OperationNode, reason: str, *, waits: bool) -> OperationNode:
+    """The row of a canary, which ends with its soak. Progress events that still arrive are late."""
+    return replace(
+        row,
+        status=OperationNodeStatus.DOWNLOADING,
+        reason=reason,
+        phase=SOAKING,
+        file_name="",
+        percentage=max(row.percentage, 99.0),
+        rate=0.0,
+        seq=LAST_OF_ATTEMPT,
+        next_try_at=None,
+        waits=waits,
+    )
 
 
 def _sent(row: OperationNode, step: Send) -> OperationNode:

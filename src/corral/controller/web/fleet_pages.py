@@ -17,6 +17,7 @@ from corral.controller.api.overview import Overview
 from corral.controller.backends.gallery_status import BACKENDS as BACKEND_GALLERIES
 from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.operations.backend_views import BackendViews
+from corral.controller.operations.rollouts import Rollouts
 from corral.controller.operations.service import Operations
 from corral.controller.web.attention import attention_of
 from corral.controller.web.list_filter import ListFilter
@@ -24,6 +25,7 @@ from corral.controller.web.matrix import matrix_of
 from corral.controller.web.navigation import BACKENDS, NODES, OPERATIONS
 from corral.controller.web.operations import lines_of, parse_opened, past_of
 from corral.controller.web.page_context import Page, PageContext, Shown
+from corral.controller.web.rollouts import HEIGHT, SHOWN, WIDTH, rollout_lines
 from corral.controller.web.rows import STATUSES, blank_row, rows_of
 from corral.controller.web.words import ago, parse_moment
 
@@ -54,8 +56,11 @@ class OperationList:
     """What the page of operations shows: those that have not ended, those that ended since the page was opened, and
     the nodes of those that a person opened in it."""
 
-    def __init__(self, operations: Operations, context: PageContext, opened: Sequence[str], since: str) -> None:
+    def __init__(
+        self, operations: Operations, rollouts: Rollouts, context: PageContext, opened: Sequence[str], since: str
+    ) -> None:
         self._operations = operations
+        self._rollouts = rollouts
         self._context = context
         self._opened = parse_opened(opened)
         self.since = parse_moment(since) or context.now()
@@ -66,7 +71,9 @@ class OperationList:
     async def fill(self) -> Shown:
         views = await self._operations.list_views(ended_since=self.since)
         past = past_of(await self._operations.history(), self._context.now(), {view.job_id for view in views})
-        return {"lines": lines_of(views, self._context.now(), self._opened), "past": past}
+        tried = rollout_lines(await self._rollouts.list_views(limit=2 * SHOWN, windows=True), self._context.now())
+        drawn = {"rollouts": tried, "width": WIDTH, "height": HEIGHT}
+        return {"lines": lines_of(views, self._context.now(), self._opened), "past": past, **drawn}
 
 
 @get(OPERATIONS)
@@ -128,11 +135,12 @@ PAGES = (nodes, backends, operations_page)
 
 async def _operation_list(
     operations: Operations,
+    rollouts: Rollouts,
     context: PageContext,
     open: Annotated[list[str] | None, Parameter(max_items=200)] = None,
     since: Annotated[str, Parameter(max_length=40)] = "",
 ) -> OperationList:
-    return OperationList(operations, context, open or (), since)
+    return OperationList(operations, rollouts, context, open or (), since)
 
 
 DEPENDENCIES = {"listed": Provide(_operation_list)}

@@ -18,7 +18,7 @@ _SOURCES_SHOWN = 3
 _WRONG_DATA = "wrong data from "
 _BUSY = "The node did not answer in time and most likely still works on it. Its next report decides."
 _STATES = {"under_way": "under way", "waiting": "waiting", "failing": "failing"}
-_OUTCOMES = {"completed": "done", "cancelled": "cancelled", "failed": "failed"}
+_OUTCOMES = {"completed": "done", "cancelled": "cancelled", "failed": "failed", "reverted": "reverted"}
 _STATUSES = {
     "success": "done",
     "downloading": "under way",

@@ -40,6 +40,7 @@ from corral.controller.api.operations import OperationRoutes
 from corral.controller.api.path_segments import keep_segments
 from corral.controller.api.redaction import Redaction
 from corral.controller.api.request_log import RequestLog
+from corral.controller.api.rollouts import RolloutRoutes
 from corral.controller.web import routes as web
 from corral.controller.wiring.localai import localai_routes
 from corral.kit.errors import CorralError
@@ -57,6 +58,7 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             NodeBackendRoutes,
             NodeLogRoutes,
             OperationRoutes,
+            RolloutRoutes,
             *localai_routes(),
             BackendRoutes,
             ModelRoutes,

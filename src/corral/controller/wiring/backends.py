@@ -17,6 +17,8 @@ from corral.controller.operations.accept import AcceptedOperation, OperationAcce
 from corral.controller.operations.backend_views import BackendViews
 from corral.controller.operations.progress import ProgressCollector, record_steps
 from corral.controller.operations.requests import OperationKind, RequestResolver, parse_request
+from corral.controller.operations.revert import revert_rollout
+from corral.controller.operations.rollouts import Rollouts
 from corral.controller.operations.service import Operations
 from corral.controller.orders.backend_calls import BackendCalls, CallLimits
 from corral.controller.registry.changes import NodeChanges
@@ -82,6 +84,7 @@ class Backends:
             clock,
             settings,
             record_steps=record_steps,
+            revert_rollout=revert_rollout,
             renew_s=pace.renew_s,
             rest_s=pace.rest_s,
             limits=pace.limits,
@@ -109,6 +112,7 @@ class Backends:
         self.resolver = RequestResolver(store, catalogue, self.reconciler.targets, budget_s=settings.accept_budget_s)
         self.acceptor = OperationAcceptor(store, self.resolver, feed)
         self.operations = Operations(store, self.acceptor, self.progress, feed, clock)
+        self.rollouts = Rollouts(store, feed)
         self.upgrades = UpgradeCheck(
             store,
             catalogue,

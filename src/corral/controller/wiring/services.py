@@ -94,6 +94,7 @@ def api_services(
         "views": FleetViews(store, issuer, trust.ingress_tokens, clock),
         "overview": overview,
         "operations": backends.operations,
+        "rollouts": backends.rollouts,
         "installed": backends.installed,
         "integrity": backends.integrity,
         "upgrades": backends.upgrades,

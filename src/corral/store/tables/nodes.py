@@ -122,7 +122,11 @@ class NodeOutline(msgspec.Struct, frozen=True):
     os: str
     arch: str
     python: str
+    gpu_vendor: str
+    gpu_compute_capability: str
+    total_vram: int
     available_vram: int
+    total_ram: int
     available_ram: int
     total_disk: int
     available_disk: int

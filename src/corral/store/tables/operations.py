@@ -14,7 +14,7 @@ from corral.kit.errors import NotFound
 from corral.store.engine.schema import columns_of, insert_whole, metadata, record, records
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, Json, among
-from corral.store.records import BackendRequest
+from corral.store.records import NO_SOAK, BackendRequest, RolloutSettings
 
 
 class StoredRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -23,6 +23,7 @@ class StoredRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     backend: BackendRequest = msgspec.field(name="asked")
     force: bool = False
     max_parallel: str = ""
+    rollout: RolloutSettings = NO_SOAK
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ class Operation(msgspec.Struct, frozen=True):
     cancelled_at: datetime | None = None
     withdrawn_at: datetime | None = None
     finished_at: datetime | None = None  # every row has ended; a node that joins later may open it again
-    outcome: str = ""  # completed, failed, cancelled; once finished or dismissed
+    outcome: str = ""  # completed, failed, cancelled, reverted; once finished or dismissed
     error: str = ""
     dismissed: bool = False  # hidden by a user; the operation itself continues
     in_history: bool = True

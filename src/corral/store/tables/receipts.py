@@ -13,10 +13,10 @@ import msgspec
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Select, Table, Text, bindparam, case, func, select
 from sqlalchemy import delete as delete_from
 
-from corral.store.engine.schema import insert_whole, metadata
+from corral.store.engine.schema import insert_whole, metadata, records
 from corral.store.engine.statements import Row
 from corral.store.engine.transactions import Transaction
-from corral.store.engine.types import Instant
+from corral.store.engine.types import Instant, among
 from corral.store.tables import api_keys, nodes
 
 
@@ -63,6 +63,23 @@ class NamedReceipt(msgspec.Struct, frozen=True):
     receipt: StoredReceipt
     node: str
     key: str
+
+
+class ServedRequest(msgspec.Struct, frozen=True):
+    """What comparing two builds takes of a receipt."""
+
+    at: datetime
+    node_id: str
+    model: str
+    served_by: str
+    status: int
+    ending: str
+    queue_us: int
+    load_us: int
+    first_byte_us: int
+    total_us: int
+    completion_tokens: int
+    streamed: bool
 
 
 table = Table(
@@ -131,6 +148,16 @@ _BY_KEY = select(
     func.sum(_RECENT.c.prompt_tokens),
     func.sum(_RECENT.c.completion_tokens),
 ).group_by(_RECENT.c.key_id)
+
+
+_SERVED = (
+    select(*(table.c[name] for name in ServedRequest.__struct_fields__))
+    .where(table.c.at >= bindparam("since", type_=Instant()))
+    .order_by(table.c.at.desc())
+    .limit(bindparam("limit", type_=Integer))
+)
+_SERVED_BY_PROCESSES = _SERVED.where(among(table.c.process_id, "ids"))
+_SERVED_BY_BUILDS = _SERVED.where(among(table.c.digest, "ids"))
 _PRUNE = delete_from(table).where(table.c.at < bindparam("moment", type_=Instant()))
 _FIELDS = len(StoredReceipt.__struct_fields__)
 
@@ -157,6 +184,22 @@ async def usage_by_key(tx: Transaction, since: datetime, *, limit: int) -> dict[
     """By the id of the key, of at most the newest `limit` requests: a busy fleet has millions a day."""
     rows = await tx.fetch_all(_BY_KEY, {"since": since, "limit": limit})
     return {row[0]: KeyUsage(int(row[1]), int(row[2]), int(row[3]), int(row[4])) for row in rows}
+
+
+async def list_served_by_processes(
+    tx: Transaction, process_ids: Sequence[str], *, since: datetime, limit: int
+) -> list[ServedRequest]:
+    """The newest first."""
+    wanted = {"ids": process_ids, "since": since, "limit": limit}
+    return records(ServedRequest, await tx.fetch_all(_SERVED_BY_PROCESSES, wanted))
+
+
+async def list_served_by_builds(
+    tx: Transaction, digests: Sequence[str], *, since: datetime, limit: int
+) -> list[ServedRequest]:
+    """By processes of these builds of a backend; the newest first."""
+    wanted = {"ids": digests, "since": since, "limit": limit}
+    return records(ServedRequest, await tx.fetch_all(_SERVED_BY_BUILDS, wanted))
 
 
 async def prune(tx: Transaction, before: datetime) -> int:

@@ -63,6 +63,13 @@ function about(data, button) {
   return { id, node, what, name: node && $(".name", button.closest("li")).textContent };
 }
 
+const ROLLOUT_ACTS = {
+  pause: ["Nodes that switch now finish, no further node begins. A build that turns out to be worse is still taken back.", false],
+  resume: ["The rollout continues where it was.", false],
+  promote: ["The soaks end now, and the other nodes follow.", false],
+  abort: ["Nodes that have switched return to their previous version.", true],
+};
+
 allow({
   async retry(data, button) {
     const { id, node, name } = about(data, button);
@@ -87,6 +94,14 @@ allow({
   },
   dismiss: ({ id }) => steer(id, "dismiss"),
   repeat: ({ id }) => steer(id, "retry"),
+  async rollout({ id, verb, what }) {
+    const [text, danger] = ROLLOUT_ACTS[verb];
+    const name = verb[0].toUpperCase() + verb.slice(1);
+    if (!(await sure(`${name} ${what}?`, text, name, danger))) return;
+    const { message } = await call("POST", `/api/rollouts/${encodeURIComponent(id)}/${verb}`);
+    say(`${message[0].toUpperCase()}${message.slice(1)}.`);
+    refreshSoon();
+  },
   async forget() {
     if (!(await sure("Clear the history?", "The list of ended operations is emptied. Installed backends do not change.", "Forget"))) return;
     await call("DELETE", "/api/operations/history");
