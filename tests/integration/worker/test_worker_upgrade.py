@@ -156,11 +156,21 @@ async def test_a_worker_is_upgraded_while_its_backend_serves(site: Site) -> None
     assert code == 1
     assert "runs this version already" in said
 
+    # The worker has a keeper of the first version by now, and the versions change under it.
+    wheel, later = site.wheel("9.2.0", NEVER_READY)
+    ended = await asyncio.to_thread(upgrade, site.data, wheel, print, take_over_s=40.0, ready_s=8.0)
+    assert (ended.state, "was not ready within 8 s" in ended.reason) == (TrialState.RETURNED, True), ended
+    await returned(site, later, to=new)
+    wheel, _ = site.wheel("9.3.0")
+    ended = await asyncio.to_thread(upgrade, site.data, wheel, print, take_over_s=40.0, ready_s=20.0)
+    assert ended.state is TrialState.DONE
+    assert alive(site.worker.pid)
+
 
 @pytest.mark.parametrize(
     ("edits", "reason"),
     [
-        (NEVER_READY, "was not ready within 8 s"),
+        pytest.param(NEVER_READY, "was not ready within 8 s", marks=pytest.mark.long),
         pytest.param(ENDING, "did not take over", marks=pytest.mark.long),
         pytest.param(ENDING_LATER, "or ended", marks=pytest.mark.long),
     ],
@@ -193,9 +203,9 @@ async def test_a_version_that_fails_its_own_check_is_not_tried(site: Site) -> No
     assert read_trial(site.data) is None
 
 
-async def returned(site: Site, new: Path) -> None:
-    assert site.versions.current == site.old.resolve()
-    assert site.program() == site.old.resolve()
+async def returned(site: Site, new: Path, *, to: Path | None = None) -> None:
+    before = (to or site.old).resolve()
+    assert (site.versions.current, site.program()) == (before, before)
     async with client(site.controller, site.port) as session:
         assert await serves(session, site.backend) == site.backend.pid, "the backend was kept"
     assert processes_of(new) == []

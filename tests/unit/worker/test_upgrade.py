@@ -91,10 +91,10 @@ def test_who_cannot_be_upgraded_is_told_why(
     versions.make_current(folder)
     assert why_not(folder) == ""
     assert "the way this one was installed" in why_not(tmp_path / "venv")
+    (tmp_path / "mark").touch()
+    assert "runs in a container" in why_not(tmp_path / "venv")
     (tmp_path / "pyproject.toml").touch()
     assert "runs from a checkout" in why_not(tmp_path / ".venv")
-    (tmp_path / "mark").touch()
-    assert "runs in a container" in why_not(tmp_path / ".venv")
     assert why_not(folder) == "", "a machine that a join line has set up, whatever kind it is"
 
 

@@ -32,6 +32,7 @@ TAKE_OVER_S = 60.0
 READY_S = 60.0
 _POLL_S = 0.1
 _MODULE = "corral.cli.main"
+_KEEPER = "/corral/worker/reload/keeper.py"
 _RESTART_S = 10.0  # a service manager restarts a worker within this time
 
 
@@ -137,11 +138,13 @@ class Attempt:
         return has_died
 
     def _new_processes(self) -> list[psutil.Process]:
-        try:
-            children = psutil.Process(self._anchor).children()
-        except psutil.Error:
-            return []  # it has ended, and the kernel ends its successors with it
-        return [each for each in children if is_program_of(each.pid, self._new) and is_worker(each)]
+        found: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            found = psutil.Process(self._anchor).children()
+        if (holder := holder_of(self._data)) is not None:
+            with contextlib.suppress(psutil.Error):
+                found.append(psutil.Process(holder))
+        return [each for each in found if is_program_of(each.pid, self._new) and is_worker(each)]
 
     def _kill_new(self) -> None:
         for each in self._new_processes():
@@ -174,9 +177,11 @@ def find_anchor(worker: int) -> int:
     """The process that starts successors of a worker: its keeper, or the worker itself."""
     try:
         parent = psutil.Process(worker).parent()
-        return parent.pid if parent is not None and keeper.__file__ in " ".join(parent.cmdline()) else worker
+        words = parent.cmdline() if parent is not None else []
     except psutil.Error:
         return worker
+    # The keeper may be of any version that ran here before.
+    return parent.pid if parent is not None and any(word.endswith(_KEEPER) for word in words[:5]) else worker
 
 
 def is_program_of(pid: int, folder: Path) -> bool:

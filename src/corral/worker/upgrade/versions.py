@@ -59,10 +59,10 @@ def why_not(prefix: Path) -> str:
     """Why the Corral below `prefix` cannot replace itself; empty: it can."""
     if find_versions(prefix) is not None:
         return ""
-    if any(mark.exists() for mark in _CONTAINER_MARKS) or "KUBERNETES_SERVICE_HOST" in os.environ:
-        return "it runs in a container: replace the container by one of the new image"
     if (prefix.parent / "pyproject.toml").is_file():
         return "it runs from a checkout: update the checkout, then `corral worker reload`"
+    if any(mark.exists() for mark in _CONTAINER_MARKS) or "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "it runs in a container: replace the container by one of the new image"
     return (
         "it was not installed by a join line: install the new version the way this one was installed, "
         "then `corral worker reload`"
