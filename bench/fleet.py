@@ -1,4 +1,4 @@
-"""What the control plane costs: heartbeats of 10,000 nodes, listing 1,000 and their operations, and doing nothing.
+"""What the control plane costs: heartbeats of 10,000 nodes, lists of 1,000 and of operations, pages, and doing nothing.
 
     scripts/bench fleet
 
@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -23,16 +23,21 @@ from corral.bus.api import FixedCredentials
 from corral.bus.auth import mint_service_credentials
 from corral.bus.nats import NatsBus
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
+from corral.controller.samples.series import begin_of
 from corral.store import open_store
-from corral.store.records import BackendRequest, OperationNode, OperationNodeStatus
-from corral.store.tables import node_backends, nodes, operation_nodes, operations, revisions
+from corral.store.records import BackendRequest, DesiredReplica, OperationNode, OperationNodeStatus, ReplicaStage
+from corral.store.tables import node_backends, nodes, operation_nodes, operations, replicas, revisions, samples
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import Node
 from corral.store.tables.operations import Operation, StoredRequest
+from corral.store.tables.samples import Sample, SampleBody
 from tests.support.cluster import Cluster
 from tests.support.fleet import Fleet, http
 
 INTERVAL_S = 10.0
+OPEN_S = 20.0
+PAGE_EVERY_S = 5.0
+KEPT_S = 2.1  # longer than a drawn part is kept
 BOOT = "b"
 
 
@@ -131,7 +136,7 @@ def bench_heartbeats(root: Path, count: int, seconds: float) -> None:
         cluster.close()
 
 
-def time_gets(cluster: Cluster, path: str, rounds: int, about: str) -> None:
+def time_gets(cluster: Cluster, path: str, rounds: int, about: str, pause_s: float = 0.0) -> None:
     """Prints wall time per request, and the controller's CPU, which a busy machine does not change."""
     member = cluster.members[0]
     assert member.controller is not None
@@ -142,6 +147,7 @@ def time_gets(cluster: Cluster, path: str, rounds: int, about: str) -> None:
         started = time.perf_counter()
         assert http("GET", member.url + path, key=cluster.key).status == 200
         took.append((time.perf_counter() - started) * 1000)
+        time.sleep(pause_s)
     cpu_ms = (cpu_seconds(process) - before) * 1000 / rounds
     print(
         f"GET {path} at {about}: p50 {statistics.median(took):.1f} ms, p99 {quantile(took, 0.99):.1f} ms "
@@ -193,6 +199,91 @@ def bench_operations(root: Path, count: int, rounds: int) -> None:
                 time_gets(cluster, path, rounds, f"{count} nodes, {total} operations")
     finally:
         cluster.close()
+
+
+def bench_pages(root: Path, count: int, rounds: int) -> None:
+    """The start page of a large fleet that serves: with models on a third of the nodes, 50 operations that run, and
+    samples of 30 days. Then 100 pages that stay open."""
+    cluster = Cluster(root, f"sqlite:///{root}/corral.db", members=1, CORRAL_STALE_AFTER="10m", CORRAL_GALLERIES="[]")
+    try:
+        cluster.start()
+        member = cluster.members[0]
+        assert member.controller is not None
+        ids = asyncio.run(add_nodes(cluster.store_url, new_ids(count)))
+        asyncio.run(_add_work(cluster.store_url, ids, operations_running=50))
+        for path in ("/page/overview", "/page/overview?range=30d"):
+            time_gets(cluster, path, rounds, f"{count} nodes, 50 operations, drawn for many")
+            time_gets(cluster, path, max(10, rounds // 5), "the same, drawn each time", pause_s=KEPT_S)
+            body = http("GET", member.url + path, key=cluster.key).body
+            print(f"  {len(body) / 1000:.0f} kB (target ≤ 300 kB)")
+        process = psutil.Process(member.controller.pid)
+        before, started = cpu_seconds(process), time.monotonic()
+        asyncio.run(_open_pages(cluster, 100, OPEN_S))
+        share = (cpu_seconds(process) - before) / (time.monotonic() - started)
+        print(f"100 open overviews of {count} nodes: controller {share:.2f} of a core (target < 0.50)")
+    finally:
+        cluster.close()
+
+
+async def _open_pages(cluster: Cluster, count: int, seconds: float) -> None:
+    """Each asks for its part every five seconds, as its script does."""
+
+    async def one(place: int) -> None:
+        await asyncio.sleep(PAGE_EVERY_S * place / count)
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            began = time.monotonic()
+            answer = await asyncio.to_thread(http, "GET", cluster.members[0].url + "/page/overview", key=cluster.key)
+            assert answer.status == 200
+            await asyncio.sleep(max(0.0, PAGE_EVERY_S - (time.monotonic() - began)))
+
+    async with asyncio.TaskGroup() as tasks:
+        for place in range(count):
+            tasks.create_task(one(place))
+
+
+async def _add_work(store_url: str, ids: list[str], *, operations_running: int) -> None:
+    async with open_store(store_url) as store, store.write() as tx:
+        now = await tx.now()
+        await replicas.put(
+            tx,
+            [
+                DesiredReplica(
+                    node_id=node_id,
+                    model=f"model-{place % 12}",
+                    replica=0,
+                    revision="r",
+                    backend="llama-cpp",
+                    stage=ReplicaStage.ORDERED,
+                    op_id=f"start-{place}",
+                    process_id="",
+                    created_at=now,
+                    updated_at=now,
+                    memory_bytes=8 * 2**30,
+                )
+                for place, node_id in enumerate(ids[::3])
+            ],
+        )
+        for number in range(operations_running):
+            operation = Operation(
+                id=f"running-{number:05}",
+                kind="install",
+                backend=f"backend-{number:05}",
+                scope_kind="all",
+                scope_value="",
+                generation=5000 + number,
+                created_at=now,
+                request=StoredRequest(BackendRequest(f"backend-{number:05}")),
+            )
+            await operations.insert(tx, operation)
+        for step_s, points in ((60, 1440), (900, 2880)):
+            first = begin_of(now, step_s)
+            body = SampleBody(until_s=step_s, requests=300, completion_tokens=40_000, first_token={38: 200, 44: 100})
+            rows = [
+                Sample("fleet", "", step_s, at=first - timedelta(seconds=step_s * place), source="bench", body=body)
+                for place in range(points)
+            ]
+            await samples.put(tx, rows)
 
 
 async def _add_operations(store_url: str, ids: list[str], total: int) -> None:
@@ -280,7 +371,7 @@ def bench_idle(root: Path, seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["heartbeats", "listing", "operations", "idle"])
+    parser.add_argument("what", nargs="*", default=["heartbeats", "listing", "operations", "pages", "idle"])
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=100, help="requests of each kind to lists of operations")
     chosen = parser.parse_args()
@@ -288,6 +379,7 @@ def main() -> None:
         "heartbeats": lambda root: bench_heartbeats(root, 10_000, chosen.seconds),
         "listing": lambda root: bench_listing(root, 1000, 200),
         "operations": lambda root: bench_operations(root, 1000, chosen.rounds),
+        "pages": lambda root: bench_pages(root, 1000, chosen.rounds),
         "idle": lambda root: bench_idle(root, chosen.seconds),
     }
     for name in chosen.what:

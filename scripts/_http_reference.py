@@ -45,6 +45,7 @@ SERVICES = (
     "catalogue",
     "controller_metrics",
     "sign_in_service",
+    "shared_parts",
     "artifacts",
     "fetches",
     "fits",

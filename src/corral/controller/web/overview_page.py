@@ -22,6 +22,7 @@ from corral.controller.web.operations import running_of
 from corral.controller.web.page_context import Page, PageContext, Shown
 from corral.controller.web.placement_map import placement_map
 from corral.controller.web.requests import request_lines
+from corral.controller.web.shared_parts import SharedParts
 
 _REQUESTS_SHOWN = 8
 _OPERATIONS_SHOWN = 6
@@ -76,8 +77,8 @@ async def overview_page(context: PageContext, overview_reader: OverviewReader) -
 
 
 @get("/page/overview", guards=[viewers])
-async def overview_part(context: PageContext, overview_reader: OverviewReader) -> Page:
-    return await context.part("overview_part.html", overview_reader.fill)
+async def overview_part(context: PageContext, overview_reader: OverviewReader, shared_parts: SharedParts) -> Page:
+    return await context.shared_part(shared_parts, "overview_part.html", overview_reader.span, overview_reader.fill)
 
 
 async def _overview_reader(

@@ -23,6 +23,7 @@ from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.navigation import FLEET_ROLES, START, is_place, places_for
 from corral.controller.web.operations import work_of
 from corral.controller.web.pages import load_pages, see_other, trouble
+from corral.controller.web.shared_parts import SharedParts
 from corral.controller.web.sign_in import AnyRequest, SignIn, drop_session, is_secure, signed_in
 
 ENDED = "/login?why=ended"
@@ -70,9 +71,17 @@ class PageContext:
 
     async def part(self, template: str, fill: Fill) -> Page:
         """For the script; a guard has asked who it is."""
+        return load_pages().drawn(await self._part(template, fill))
+
+    async def shared_part(self, shared: SharedParts, template: str, key: str, fill: Fill) -> Page:
+        """The same for everybody of a role: it shows nothing of the person who asks."""
+        role = principal_of(self._request).role
+        return load_pages().drawn(await shared.text((template, key, role), lambda: self._part(template, fill)))
+
+    async def _part(self, template: str, fill: Fill) -> str:
         shown = await fill()
         head = self._head(principal_of(self._request), shown.pop("cluster", None) or await self._overview.read())
-        return load_pages().page(template, **head, **shown)
+        return load_pages().text(template, **head, **shown)
 
     async def _work(self) -> Shown:
         work, more = work_of(await self._operations.list_views(rows=False))

@@ -44,8 +44,11 @@ class Pages:
     def page(
         self, template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any
     ) -> Response[str]:
+        return self.drawn(self.text(template, **values), status=status, headers=headers)
+
+    def drawn(self, text: str, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[str]:
         return Response(
-            self.text(template, **values),
+            text,
             status_code=status,
             media_type="text/html",
             headers={**SAFE_HEADERS, "Cache-Control": "no-store", **(headers or {})},

@@ -28,6 +28,7 @@ from corral.controller.web.navigation import is_place, places_for
 from corral.controller.web.page_context import DEPENDENCIES, ENDED, Page
 from corral.controller.web.pages import SAFE_HEADERS, load_pages, see_other, trouble
 from corral.controller.web.reference import read_reference, roles_needed
+from corral.controller.web.shared_parts import SharedParts
 from corral.controller.web.sign_in import (
     LARGEST_FORM,
     AnyRequest,
@@ -53,7 +54,7 @@ _WHY = {"ended": "Your session has ended. Please sign in again.", "out": "You ar
 
 def dependencies(clock: Clock) -> dict[str, Any]:
     """The services of these routes beside those of the API."""
-    return {"sign_in_service": SignIn(clock)}
+    return {"sign_in_service": SignIn(clock), "shared_parts": SharedParts(clock)}
 
 
 @get("/login")
