@@ -1,4 +1,4 @@
-"""The first chat with a real engine and a real model, from nothing: `corral chat`, then OpenAI's own client."""
+"""The first chat with a real engine and a real model, from nothing: `corral chat`, the playground, OpenAI's client."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 
 import openai
 import pytest
+from playwright.async_api import Browser, expect
 
 from corral.contract.gguf import read_header
+from tests.support.chromium import ask_in_playground, new_person, open_signed_in
 from tests.support.fleet import PATIENT, Fleet
 from tests.support.waiting import wait_for
 
@@ -52,6 +54,19 @@ def test_from_nothing_to_an_answer_and_what_is_done_for_it_is_told(fleet: Fleet)
     said = json.loads(again.stdout)
     assert said["completion_tokens"] == 4
     assert said["prompt_tokens"] > 4
+
+
+@pytest.mark.browser
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_playground_gets_an_answer_and_its_receipt(fleet: Fleet, browser: Browser) -> None:
+    async with new_person(browser) as person:
+        page = await open_signed_in(person, fleet.url, f"/playground?model={MODEL}", fleet.key)
+        receipt = await ask_in_playground(page, "What is a corral?")
+        for words in (f"node {fleet.own_node()}", "first token ", "→ 16 tokens", "tokens/s"):
+            await expect(receipt).to_contain_text(words)
+        await person.assert_clean()
+    newest = fleet.api("GET", "/api/requests?limit=1").json()["requests"][0]
+    assert (newest["key"], newest["model"], newest["streamed"]) == ("admin", MODEL, True)
 
 
 def test_what_openais_client_asks_is_answered(fleet: Fleet, client: openai.OpenAI) -> None:

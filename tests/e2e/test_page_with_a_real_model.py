@@ -1,21 +1,23 @@
-"""The page of a real fleet, from nothing to an answer of a real model in the playground, and what opens and ends it."""
+"""The page of a real fleet, from nothing to an answer of a real model in the playground, and what opens and ends it.
+`test_models_first_chat.py` has the short form of it, on a fleet that has the model already.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from tests.support.chromium import Watched, new_person, open_signed_in
+from tests.support.chromium import Watched, ask_in_playground, new_person, open_signed_in
 from tests.support.fleet import PATIENT, Fleet
 
 MODEL = "smollm2-135m"
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.long,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(400),  # an engine and weights come from the package index
 ]
@@ -40,16 +42,6 @@ async def person(browser: Browser) -> AsyncIterator[Watched]:
         await person.assert_clean()
 
 
-async def ask(page: Page, text: str, *, most: int = 16, timeout: float = 60_000.0) -> Any:
-    await page.evaluate(f"document.querySelector('#settings').elements.max_tokens.value = '{most}'")
-    count = await page.locator(".receipt").count()
-    await page.get_by_label("Message").fill(text)
-    await page.get_by_role("button", name="Send").click()
-    receipt = page.locator(".receipt").nth(count)
-    await expect(receipt).to_contain_text("total", timeout=timeout)
-    return receipt
-
-
 async def status_of(
     page: Page, fleet: Fleet, token: str, header: str = "authorization", path: str = "/v1/models"
 ) -> int:
@@ -67,10 +59,10 @@ async def test_from_nothing_to_an_answer_in_the_playground(person: Watched, flee
     await expect(page.locator("#said")).to_contain_text(f"{MODEL} installed.")
     await page.goto(f"{fleet.url}/playground?model={MODEL}")
     await expect(page.get_by_label("The first model").get_by_text("cold: the first answer loads it")).to_be_visible()
-    receipt = await ask(page, "What is a corral?", timeout=COLD_MS)
+    receipt = await ask_in_playground(page, "What is a corral?", timeout=COLD_MS)
     for words in (f"node {fleet.own_node()}", "loading ", "first token ", "→ 16 tokens", "tokens/s"):
         await expect(receipt).to_contain_text(words)
-    again = await ask(page, "Name an animal.")
+    again = await ask_in_playground(page, "Name an animal.")
     await expect(again).not_to_contain_text("loading ")
     newest = fleet.api("GET", "/api/requests?limit=1").json()["requests"][0]
     assert (newest["key"], newest["model"], newest["streamed"]) == ("admin", MODEL, True)
@@ -99,7 +91,7 @@ async def test_a_token_opens_v1_in_authorization_alone_and_ends_at_sign_out(pers
     assert await status_of(page, fleet, token[:-4] + "AAAA") == 401
     assert await status_of(page, fleet, token, path="/api/me") == 401
     assert await status_of(page, fleet, token, path="/api/nodes") == 401
-    await ask(page, "Hello", most=4)
+    await ask_in_playground(page, "Hello", most=4)
     newest = fleet.api("GET", "/api/requests?limit=1").json()["requests"][0]
     assert newest["key"] == "app"
     await page.get_by_role("button", name="Sign out").click()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
+from playwright.async_api import Browser, BrowserContext, Locator, Page, async_playwright, expect
 
 _ARGS = (
     "--headless",
@@ -94,3 +94,14 @@ async def open_signed_in(person: Watched, url: str, path: str, key: str) -> Page
     await expect(page.locator("html")).to_have_class("js")
     await page.evaluate("window.sameDocument = true")
     return page
+
+
+async def ask_in_playground(page: Page, text: str, *, most: int = 16, timeout: float = 60_000.0) -> Locator:
+    """Sends a message and waits for the whole answer. Returns the receipt below it."""
+    await page.evaluate(f"document.querySelector('#settings').elements.max_tokens.value = '{most}'")
+    count = await page.locator(".receipt").count()
+    await page.get_by_label("Message").fill(text)
+    await page.get_by_role("button", name="Send").click()
+    receipt = page.locator(".receipt").nth(count)
+    await expect(receipt).to_contain_text("total", timeout=timeout)
+    return receipt
