@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs, to_builtins
 
+from corral.contract.receipts import Receipt, Receipts
 from tests.compat.baseline import BASELINE, ROOT, Release, baseline
 from tests.compat.one_node import MODEL, NODE, add_model, chat, install, join, open_cluster, read
 from tests.support.cluster import Cluster
+from tests.support.fleet import Answer, http
 from tests.support.postgres import Postgres, postgres
 from tests.support.processes import CORRAL
 from tests.support.waiting import wait_for
@@ -76,6 +79,27 @@ def test_a_worker_and_a_controller_of_both_releases_join_install_load_and_answer
         add_model(cluster)
         assert chat(cluster, "hello") == "mock 1: hello"
         wait_for(lambda: [row["name"] for row in read(cluster, f"/api/nodes/{NODE}/backends")] == ["mock"], "inventory")
+        assert report_receipt(cluster).status == 202, "a controller takes receipts of a later gateway"
+        cluster.corral = CORRAL if older == "controller" else baseline.corral
+        replace_gateway(cluster)
+        assert chat(cluster, "again") == "mock 1: again"
+
+        def receipts() -> list[Any]:
+            return [row for row in read(cluster, "/api/requests")["requests"] if row["status"] == 200]
+
+        wait_for(lambda: len(receipts()) == 2, "receipts of both gateways")
+        [failed] = read(cluster, "/api/requests?failed=true")["requests"]
+        assert failed.get("error") == (None if older == "controller" else "model_busy")
+        assert [row.get("error", "") for row in receipts()] == ["", ""]
+
+
+def report_receipt(cluster: Cluster) -> Answer:
+    """As a gateway of the present release reports a request that failed."""
+    receipt = Receipt(id="r1", at=4_102_444_800.0, key_id="k", model="m", path="/v1/x", status=503)
+    receipt = structs.replace(receipt, error="model_busy", error_text="All replicas were busy.")
+    url = f"http://127.0.0.1:{cluster.members[0].controller_port}/internal/receipts"
+    gateway_key = (cluster.secrets / "gateway.key").read_text().strip()
+    return http("POST", url, key=gateway_key, body=to_builtins(Receipts("g", (receipt,))))
 
 
 def configure(cluster: Cluster) -> None:
@@ -126,5 +150,14 @@ def replace_controller(cluster: Cluster) -> None:
     cluster.corral = CORRAL
     cluster.start_controller(member)
     cluster.wait_ready(member)
+    cluster.start_gateway(member)
+    wait_for(lambda: cluster.nodes(member), "ready gateway")
+
+
+def replace_gateway(cluster: Cluster) -> None:
+    """By that of the release that the cluster starts from now on."""
+    member = cluster.members[0]
+    assert member.gateway is not None
+    assert member.gateway.stop() == 0
     cluster.start_gateway(member)
     wait_for(lambda: cluster.nodes(member), "ready gateway")

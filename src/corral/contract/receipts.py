@@ -7,6 +7,8 @@ import msgspec
 
 from corral.contract.codec import Message, always
 
+MAX_ERROR_TEXT = 200  # characters
+
 
 class Receipt(Message, frozen=True):
     id: str = always(str)  # the request's id, as the client saw it
@@ -33,6 +35,10 @@ class Receipt(Message, frozen=True):
     streamed: bool = False
     ending: str = ""  # empty: whole; client_left, upstream_broke
     tries: int = 1
+    # Of a request that the gateway itself refused or gave up: the code of its answer (`upstream_failed`, `model_busy`),
+    # and one line of text. Both are empty where an engine answered: what it says may contain parts of a prompt.
+    error: str = ""
+    error_text: str = ""  # at most MAX_ERROR_TEXT characters
 
 
 class Receipts(Message, frozen=True):
@@ -74,6 +80,8 @@ class RequestView(Message, frozen=True, omit_defaults=False):
     streamed: bool
     ending: str
     tries: int
+    error: str = ""  # as `Receipt` has it
+    error_text: str = ""  # empty where a key reads its own requests: the text names addresses inside the fleet
 
 
 class RequestList(Message, frozen=True, omit_defaults=False):

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
 
 from corral.contract.codec import encode
 from corral.contract.http import Headers, Responder, UpstreamFailed
 from corral.contract.loads import LoadStatus
+from corral.contract.receipts import MAX_ERROR_TEXT
+from corral.kit.log import mask_secrets, printable
 
 JSON = (b"content-type", b"application/json")
 HTML = (b"content-type", b"text/html; charset=utf-8")
@@ -16,6 +21,20 @@ TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+_TRY_AGAIN = " Try again shortly."
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str = ""
+    type: str = ""
+    code: str | int | None = None
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _Error = _Error()
+
+
+_error_of = msgspec.json.Decoder(_ErrorBody).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,26 @@ def status_for(failure: UpstreamFailed) -> int:
     return 504 if failure.timed_out else 502
 
 
+class ReceiptError(NamedTuple):
+    """What a receipt says of a request that failed."""
+
+    code: str = ""
+    text: str = ""
+
+
+NO_ERROR = ReceiptError()
+
+
+def receipt_error(response: Response, reason: str = "") -> ReceiptError:
+    """Of an error response of the gateway, read from its body: it may come from another process. `reason`: what the
+    client is not told."""
+    error = _error_of(response.body).error
+    text = f"{error.message.removesuffix(_TRY_AGAIN)} ({reason})" if reason else error.message
+    line = " ".join(printable(mask_secrets(text), keep_lines=True).split())
+    cut = line if len(line) <= MAX_ERROR_TEXT else line[: MAX_ERROR_TEXT - 1] + "…"
+    return ReceiptError(str(error.code or error.type), cut)
+
+
 def openai_error(
     status: int,
     message: str,
@@ -57,7 +96,7 @@ def openai_error(
 def _try_later(message: str, code: str, retry_after_s: float) -> Response:
     """503 for a request that may succeed a moment later."""
     headers = (retry_after(retry_after_s),)
-    return openai_error(503, f"{message} Try again shortly.", kind=SERVER, code=code, headers=headers)
+    return openai_error(503, f"{message}{_TRY_AGAIN}", kind=SERVER, code=code, headers=headers)
 
 
 def corral_error(status: int, message: str, kind: str, headers: Headers = ()) -> Response:

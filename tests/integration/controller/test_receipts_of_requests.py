@@ -30,6 +30,7 @@ BATCH = {
             "streamed": True,
             "ending": "client_left" if number == 3 else "",
         }
+        | ({} if number else {"error": "model_busy", "error_text": "All replicas of `other` were busy."})
         for number in range(4)
     ],
 }
@@ -60,6 +61,8 @@ def test_they_are_listed_page_by_page(told: Cluster) -> None:
     rest = read(told, f"?limit=3&before={first['next'].replace('+', '%2B')}")
     assert [row["id"] for row in rest["requests"]] == ["r0"]
     assert rest["next"] == ""
+    said = [(row["error"], row["error_text"]) for row in (*first["requests"][2:], *rest["requests"])]
+    assert said == [("", ""), ("model_busy", "All replicas of `other` were busy.")]
     row = first["requests"][0]
     assert (row["at"], row["model"], row["total_ms"], row["queue_ms"]) == (
         "2100-01-01T00:00:03.000Z",
@@ -99,3 +102,4 @@ def test_people_read_them_on_the_command_line(told: Cluster) -> None:
     assert lines[0].split() == ["WHEN", "MODEL", "KEY", "STATUS", "QUEUED", "TOTAL", "IN", "OUT", "NOTE"]
     assert "the client disconnected" in lines[1]
     assert "250 ms" in lines[1]
+    assert run("--failed").splitlines()[1].endswith("All replicas of `other` were busy.")

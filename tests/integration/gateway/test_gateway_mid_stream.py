@@ -106,6 +106,7 @@ async def test_a_process_that_hangs_without_closing_is_given_up_after_a_while(
     assert await fleet.who(gateway) == "p1", "its slot is free"
     endings = [(row["status"], row.get("ending")) for row in await fleet.receipts(3)]
     assert endings[:2] == [(200, "upstream_broke"), (504, None)]
+    assert [row.get("error", "") for row in await fleet.receipts(3)] == ["", "upstream_failed", ""]
 
 
 async def test_a_client_that_leaves_in_mid_stream_stops_the_generation(fleet: GatewayFleet) -> None:

@@ -139,6 +139,9 @@ async def test_a_request_that_ends_processes_ends_two_at_most(fleet: GatewayFlee
     assert (status, answer["error"]["code"]) == (502, "upstream_failed")
     assert not [name for name in headers if name.lower().startswith("x-corral")]
     assert len(fleet.one.came) + len(fleet.two.came) == 2
+    [receipt] = await fleet.receipts(1)
+    assert receipt["error"] == "upstream_failed"
+    assert receipt["error_text"] == "The replica broke off before it answered. (it answered 502)"
 
 
 async def test_nobody_gets_more_requests_than_it_has_slots(fleet: GatewayFleet) -> None:
@@ -317,6 +320,8 @@ async def test_a_load_that_fails_tells_why(fleet: GatewayFleet) -> None:
     for status, answer, headers in await asyncio.gather(*asking):
         assert (status, answer["error"]["code"], headers["Retry-After"]) == (500, "model_load_failed", "10")
         assert "out of memory" in answer["error"]["message"]
+    said = {(row["status"], row["error"], row["error_text"]) for row in await fleet.receipts(3)}
+    assert said == {(500, "model_load_failed", "The model `small` could not be loaded: llama.cpp: out of memory")}
     status, answer, headers = await fleet.ask(gateway)  # and whoever comes too early for the next try
     assert (status, answer["error"]["code"], headers["Retry-After"]) == (503, "model_load_failed", "10")
     assert "out of memory" in answer["error"]["message"]

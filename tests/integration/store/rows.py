@@ -223,7 +223,10 @@ def a_receipt(**known: Any) -> StoredReceipt:
         "estimated": False,
         "streamed": True,
     }
-    defaults |= dict.fromkeys(("served_by", "node_id", "process_id", "revision", "digest", "ending"), "") | defaults
+    defaults |= (
+        dict.fromkeys(("served_by", "node_id", "process_id", "revision", "digest", "ending", "error", "error_text"), "")
+        | defaults
+    )
     numbers = ("replica", "queue_us", "load_us", "first_byte_us", "prompt_tokens", "completion_tokens")
     return StoredReceipt(**(dict.fromkeys(numbers, 0) | defaults | known))
 

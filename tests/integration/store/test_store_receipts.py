@@ -5,6 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from msgspec import structs
+from sqlalchemy import Insert, bindparam
+
 from corral.store import Store
 from corral.store.tables import api_keys, nodes, receipts
 from corral.store.tables.api_keys import ApiKey
@@ -19,6 +22,7 @@ async def ids(store: Store, limit: int = 10, **wanted: Any) -> list[str]:
 async def test_a_receipt_comes_back_whole_and_with_names(store: Store) -> None:
     node = a_node(name="barn")
     told = a_receipt(node_id=node.id, key_id="k1", replica=2, digest="sha256:a", queue_us=7, ending="client_left")
+    told = structs.replace(told, error="upstream_failed", error_text="it answered 502")
     async with store.write() as tx:
         await nodes.insert(tx, node)
         await api_keys.insert(tx, ApiKey(id="k1", name="notebook", secret_hash="h", role="inference", created_at=NOON))
@@ -51,6 +55,18 @@ async def test_they_are_found_by_model_key_node_status_and_time(store: Store) ->
     assert await ids(store, key="guests") == await ids(store, key="k2") == ["c"]
     assert await ids(store, failed=True) == ["b"]
     assert await ids(store, since=NOON + timedelta(seconds=1), model="other") == ["c", "d"]
+
+
+async def test_a_controller_that_knows_no_errors_writes_beside_one_that_does(store: Store) -> None:
+    """Controllers are replaced one by one, and the first one migrates."""
+    row = structs.asdict(a_receipt(id="a"))
+    del row["error"], row["error_text"]
+    insert = Insert(receipts.table).values({name: bindparam(name) for name in row})
+    async with store.write() as tx:
+        await tx.execute(insert, row)
+    async with store.read() as tx:
+        [found] = await receipts.list_(tx, limit=10)
+    assert found.receipt == a_receipt(id="a")
 
 
 async def test_old_ones_are_forgotten(store: Store) -> None:

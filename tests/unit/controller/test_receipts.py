@@ -42,6 +42,8 @@ def test_every_value_is_in_its_column() -> None:
         streamed=False,
         ending="client_left",
         tries=3,
+        error="upstream_failed",
+        error_text="cannot connect",
     )
     kept = msgspec.structs.asdict(stored(told))
     spans_us = {"queue_us": 1500, "load_us": 2250, "first_byte_us": 3125, "total_us": 250_000}
@@ -56,6 +58,7 @@ def test_every_value_is_in_its_column() -> None:
         ("id", "a\0b", "id", "ab"),
         ("model", "m\0" + "x" * 600, "model", "m" + "x" * 510),
         ("ending", "e" * 513, "ending", "e" * 512),
+        ("error_text", "t\0" + "x" * 300, "error_text", "t" + "x" * 199),
         ("status", -1, "status", 0),
         ("prompt_tokens", 2**63, "prompt_tokens", 2**53),
         ("total_ms", -0.5, "total_us", 0),
@@ -65,7 +68,7 @@ def test_every_value_is_in_its_column() -> None:
     ],
 )
 def test_what_does_not_fit_is_made_to_fit(field: str, told: object, kept_as: str, kept: object) -> None:
-    assert getattr(stored(Receipt(**{field: told})), kept_as) == kept  # type: ignore[arg-type]
+    assert getattr(stored(Receipt(**({"error": "e"} | {field: told}))), kept_as) == kept  # type: ignore[arg-type]
 
 
 def test_one_that_has_to_be_made_to_fit_leaves_others_alone() -> None:

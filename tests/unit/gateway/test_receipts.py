@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from corral.contract.codec import decode
 from corral.contract.http import Target
-from corral.contract.receipts import Receipt, Receipts
+from corral.contract.receipts import MAX_ERROR_TEXT, Receipt, Receipts
 from corral.contract.view import ViewNode, ViewReplica
+from corral.gateway import responses
 from corral.gateway.receipts.buffer import ReceiptBuffer, ReceiptTemplate, write_receipt
 from corral.gateway.receipts.metrics import RouteCounts
 from corral.gateway.receipts.sender import ReceiptSender
+from corral.gateway.responses import Response, receipt_error
 from corral.gateway.routing.in_flight import SlotCounter
 from corral.gateway.routing.replicas import ReplicaTarget
 from corral.gateway.view.fleet import Client
@@ -46,6 +50,39 @@ def test_receipts_of_the_fast_path_decode_to_receipts() -> None:
     buffer = ReceiptBuffer(2)
     buffer.add_finished([(template, b"id-1", 200, 5.0, 5.25, answer)] * 3)
     assert (len(buffer.take()), buffer.dropped) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("response", "reason", "code", "text"),
+    [
+        (
+            responses.at_limit("m", 2, 1.0),
+            "",
+            "model_busy",
+            "2 requests for `m` are in progress, the limit of its defin",
+        ),
+        (responses.model_loading("m", None, 5.0), "", "model_loading", "The model `m` is being loaded (pending)."),
+        (
+            responses.openai_error(502, "It broke off.", code="c"),
+            "reset\n by peer",
+            "c",
+            "It broke off. (reset by peer)",
+        ),
+        (responses.unreachable("m", 1.0), "refused", "upstream_failed", "wait time ended. (refused)"),
+        (responses.openai_error(400, "wrong"), "", "invalid_request_error", "wrong"),
+        (responses.openai_error(500, "a\x1b[31m\n\tb"), "", "invalid_request_error", "a\\x1b[31m b"),
+        (responses.openai_error(500, f"with ck_{'a' * 32}"), "", "invalid_request_error", "with ck_***"),
+    ],
+)
+def test_a_receipt_says_in_one_line_what_failed(response: Response, reason: str, code: str, text: str) -> None:
+    error = receipt_error(response, reason)
+    assert error.code == code
+    assert text in error.text
+
+
+def test_the_text_of_an_error_in_a_receipt_is_bounded() -> None:
+    error = receipt_error(responses.openai_error(500, "x" * 5000, code="model_load_failed"))
+    assert (len(error.text), error.text[-2:]) == (MAX_ERROR_TEXT, "x…")
 
 
 class LimitedController(ScriptedControllerLink):

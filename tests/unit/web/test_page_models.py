@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from corral.contract.catalogue import ModelView, ScheduleView
@@ -13,7 +14,7 @@ from corral.contract.loads import LoadStatus
 from corral.contract.receipts import RequestView
 from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.models import catalogue_of, line_of, wanted
-from corral.controller.web.requests import RequestFilter, request_lines
+from corral.controller.web.requests import RequestFilter, facts_of, request_lines
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 REVISION = "0123456789abcdef"
@@ -188,6 +189,10 @@ def test_a_request_in_one_line() -> None:
     [line] = request_lines((view,), NOW)
     assert (line.when, line.who, line.queued, line.loaded, line.first) == ("10 s ago", "k-1", "", "12.3 s", "34 ms")
     assert (line.tokens, line.remark, line.failed) == ("7 → ~20", "the replica broke off, 2 tries", True)
+    refused = msgspec.structs.replace(view, status=504, ending="", tries=1, error="upstream_failed", error_text="late")
+    assert request_lines((refused,), NOW)[0].remark == "late"
+    assert {("Error", "upstream_failed", ""), ("What failed", "late", "")} <= set(facts_of(refused))
+    assert not {"Error", "What failed"} & {what for what, _, _ in facts_of(view)}
     assert (line.speed, line.link) == ("19.9", "/fleet/requests/r-1?at=2026-01-31T11%3A59%3A50Z")
     asked = RequestFilter(model="a b", failed=True, before="x~y")
     assert asked.query() == "?model=a+b&failed=true&before=x~y"

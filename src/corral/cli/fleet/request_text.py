@@ -49,4 +49,5 @@ def duration(ms: float) -> str:
 def note(view: RequestView) -> str:
     words = {"client_left": "the client disconnected", "upstream_broke": "the replica closed the connection"}
     tried = f"{view.tries} attempts" if view.tries > 1 else ""
-    return ", ".join(word for word in (words.get(view.ending, view.ending), tried) if word)
+    failed = printable(view.error_text or view.error)
+    return ", ".join(word for word in (words.get(view.ending, view.ending), tried, failed) if word)

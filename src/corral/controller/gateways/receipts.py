@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
-from corral.contract.receipts import Receipt, Receipts, RequestList, RequestView
+import msgspec
+
+from corral.contract.receipts import MAX_ERROR_TEXT, Receipt, Receipts, RequestList, RequestView
 from corral.controller.gateways.demand import Demand
 from corral.controller.runtime.node_views import rfc3339
 from corral.kit.clock import Clock
@@ -25,6 +27,7 @@ MAX_COUNTED = 100_000  # requests, where they are counted by key
 _LONGEST = 512  # of a text in a receipt
 _LARGEST = 2**53
 _LATEST_S = 2.0**33
+_NO_ERROR = ("", "")
 
 
 class ReceiptService:
@@ -80,7 +83,7 @@ class ReceiptService:
         since = self._clock.now() - timedelta(hours=1)
         async with self._store.read() as tx:
             found = await receipts.list_(tx, limit=1, id=request_id, key_id=key_id, since=since)
-        return _view(found[0]) if found else None
+        return _own_view(found[0]) if found else None
 
     async def wait_own(self, request_id: str, key_id: str, *, wait_s: float) -> RequestView | None:
         """Gateways report a receipt within about a second of the end of its request."""
@@ -102,7 +105,7 @@ class ReceiptService:
     async def list_own(self, key_id: str, *, limit: int) -> tuple[RequestView, ...]:
         """The newest requests of this key: by its id alone, as another key may have any name."""
         async with self._store.read() as tx:
-            return tuple(_view(each) for each in await receipts.list_(tx, limit=limit, key_id=key_id))
+            return tuple(_own_view(each) for each in await receipts.list_(tx, limit=limit, key_id=key_id))
 
     async def usage_by_key(self) -> dict[str, KeyUsage]:
         """Of the last day."""
@@ -167,7 +170,8 @@ def _row(receipt: Receipt, seen: dict[tuple[str, ...], tuple[str, ...]]) -> Rece
     if min(numbers) < 0 or max(numbers) > _LARGEST:
         numbers = tuple(min(max(number, 0), _LARGEST) for number in numbers)
     at_us = round(min(max(receipt.at, 0.0), _LATEST_S) * 1_000_000)
-    return (at_us, _text(receipt.id), *clean, *numbers, receipt.estimated, receipt.streamed)
+    error = (_text(receipt.error), _text(receipt.error_text)[:MAX_ERROR_TEXT]) if receipt.error else _NO_ERROR
+    return (at_us, _text(receipt.id), *clean, *numbers, receipt.estimated, receipt.streamed, *error)
 
 
 def _text(value: str) -> str:
@@ -202,4 +206,11 @@ def _view(named: NamedReceipt) -> RequestView:
         streamed=kept.streamed,
         ending=kept.ending,
         tries=kept.tries,
+        error=kept.error,
+        error_text=kept.error_text,
     )
+
+
+def _own_view(named: NamedReceipt) -> RequestView:
+    """For the key itself, which may belong to somebody outside: the text may name addresses of the fleet."""
+    return msgspec.structs.replace(_view(named), error_text="")

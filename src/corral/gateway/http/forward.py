@@ -38,7 +38,7 @@ from corral.gateway.receipts.buffer import ReceiptBuffer, ReceiptTemplate, serve
 from corral.gateway.receipts.metrics import CLIENT_GONE, RouteCounts
 from corral.gateway.receipts.spans import RequestSpans, RequestTrace
 from corral.gateway.receipts.usage import NO_USAGE, Usage, UsageTap
-from corral.gateway.responses import Response
+from corral.gateway.responses import NO_ERROR, ReceiptError, Response, receipt_error
 from corral.gateway.routing.in_flight import Ejection
 from corral.gateway.routing.replicas import ReplicaTarget, Route
 from corral.gateway.routing.request import Router, RouteRequest, WaitTimes
@@ -108,6 +108,7 @@ class _RequestOutcome:
     replica: ReplicaTarget | None = None
     result: RelayResult | None = None
     ending: str = ""
+    error: ReceiptError = NO_ERROR
 
     def first_s(self) -> float | None:
         """Until the first event with generated content; None where there was none, or the response is not a stream."""
@@ -209,7 +210,7 @@ class Forwarder:
                 routed = await self._router.route(inference)
                 if isinstance(routed, Response):
                     outcome.replica = None
-                    return await self._send(request, responder, routed)
+                    return await self._refuse(request, responder, outcome, routed)
                 route = routed
             outcome.attempts += 1
             outcome.replica = route.replica
@@ -219,11 +220,13 @@ class Forwarder:
                 outcome.result = await self._relay(request, responder, outcome, inference, route)
             except (BudgetExceeded, OSError) as error:
                 log.error("a request body could not be written to disk", reason=str(error))
-                return await self._send(request, responder, responses.no_space("disk", self._settings.retry_after_s))
+                response = responses.no_space("disk", self._settings.retry_after_s)
+                return await self._refuse(request, responder, outcome, response)
             except UpstreamFailed as failure:
                 if not self._can_retry(route, failure, outcome):
                     request.extra["error"] = str(failure)  # for the log line; the client gets a general message
-                    return await self._send(request, responder, self._failure_response(failure))
+                    response = self._failure_response(failure)
+                    return await self._refuse(request, responder, outcome, response, str(failure))
                 self.retries += 1
             else:
                 return self._on_relayed(outcome, route, outcome.result)
@@ -322,12 +325,18 @@ class Forwarder:
             streamed=outcome.tap.streamed,
             ending=outcome.ending,
             tries=max(1, outcome.attempts),
+            error=outcome.error.code,
+            error_text=outcome.error.text,
         )
         self._receipts.add(receipt)
         if self._spans is not None and outcome.trace is not None:
             self._spans.record(outcome.trace, receipt)
 
-    async def _send(self, request: Request, responder: Responder, response: Response) -> int:
+    async def _refuse(
+        self, request: Request, responder: Responder, outcome: _RequestOutcome, response: Response, reason: str = ""
+    ) -> int:
+        """`reason`: for the receipt, not for the client."""
+        outcome.error = receipt_error(response, reason)
         return await responses.send(responder, response, self._cors.headers(request))
 
 

@@ -10,7 +10,21 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 import msgspec
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Select, Table, Text, bindparam, case, func, select
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    case,
+    func,
+    select,
+    text,
+)
 from sqlalchemy import delete as delete_from
 
 from corral.store.engine.schema import insert_whole, metadata, records
@@ -43,6 +57,8 @@ class StoredReceipt(msgspec.Struct, frozen=True):
     tries: int
     estimated: bool
     streamed: bool
+    error: str
+    error_text: str
 
 
 class KeyUsage(msgspec.Struct, frozen=True):
@@ -107,6 +123,8 @@ table = Table(
     Column("tries", BigInteger, nullable=False),
     Column("estimated", Boolean, nullable=False),
     Column("streamed", Boolean, nullable=False),
+    # For releases that do not know the columns yet.
+    *(Column(name, Text, nullable=False, server_default=text("''")) for name in ("error", "error_text")),
     Index("ix_receipts_model_at", "model", "at"),
     Index("ix_receipts_key_id_at", "key_id", "at"),
 )
