@@ -38,6 +38,9 @@ def test_nodes_list_is_json_for_scripts(corral: Corral) -> None:
     assert [each["name"] for each in ran.json()] == ["cellar"]
     assert ran.json()[0]["labels"] == {}
     assert ran.err == ""
+    ran = corral("nodes", "list", "--status", "sick")
+    assert (ran.code, ran.out) == (2, "")
+    assert "'sick' is not a status: choose pending, healthy" in ran.err
 
 
 @pytest.mark.parametrize("noun", ["nodes", "token", "keys"])

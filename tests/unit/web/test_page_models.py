@@ -188,7 +188,7 @@ def test_a_request_in_one_line() -> None:
     )
     [line] = request_lines((view,), NOW)
     assert (line.when, line.who, line.queued, line.loaded, line.first) == ("10 s ago", "k-1", "", "12.3 s", "34 ms")
-    assert (line.tokens, line.remark, line.failed) == ("7 → ~20", "the replica broke off, 2 tries", True)
+    assert (line.tokens, line.remark, line.failed) == ("7 → ~20", "the replica closed the connection, 2 tries", True)
     refused = msgspec.structs.replace(view, status=504, ending="", tries=1, error="upstream_failed", error_text="late")
     assert request_lines((refused,), NOW)[0].remark == "late"
     assert {("Error", "upstream_failed", ""), ("What failed", "late", "")} <= set(facts_of(refused))

@@ -45,3 +45,19 @@ async def test_an_address_with_a_query_is_kept_over_the_sign_in(browser: Browser
     assert answer.headers["location"] == "/login?next=/fleet/requests%3Fmodel%3Da%252Fb%26failed%3Dtrue"
     away = await browser.get("/fleet/requests?model=m", Sec_Fetch_Site="cross-site")
     assert away.headers["refresh"] == "0; url=/fleet/requests?model=m&again"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/nodes/%00", 400, "text must not contain NUL characters."),
+        ("/nodes/" + "x" * 3000, 400, "A name or a filter in the address cannot be read."),
+        ("/nodes/nosuch", 404, "nosuch"),
+    ],
+)
+async def test_an_address_that_cannot_be_read_is_the_callers_error(
+    browser: Browser, path: str, status: int, words: str
+) -> None:
+    await browser.signed_in("viewer")
+    answer = await browser.get(path)
+    assert (answer.status_code, words in answer.text, "x" * 100 in answer.text) == (status, True, False)

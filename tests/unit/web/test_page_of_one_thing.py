@@ -96,3 +96,10 @@ async def test_a_range_stands_in_the_address(browser: Browser, fleet: PageApp, p
     assert f'href="{path}?range=7d" aria-current="true"' in text
     assert re.search(r'data-part="/page/[^"]*\?range=7d"', text)
     assert f'href="{path}?range=1h" aria-current="true"' in (await browser.get(f"{path}?range=2y")).text
+
+
+async def test_a_node_page_keeps_a_warning_and_its_fix_apart(browser: Browser, page: PageApp) -> None:
+    await page.put(made_node("barn", backend_user_warning="backends run as root", backend_user_fix="chmod o+x /root"))
+    await browser.signed_in("viewer")
+    text = (await browser.get("/nodes/barn")).text
+    assert "backends run as root. On that machine: chmod o+x /root" in text

@@ -100,7 +100,7 @@ async def install_models(
     options = SourceOptions(quant, own_name, mmproj, changes_of(sets, None), quiet=as_json)
     check_source_options(names or (), options)
     if dry_run:
-        return await _dry_run(client, names or (), texts, options, as_json=as_json)
+        return await _dry_run(client, names or (), texts, options, variant, as_json=as_json)
     more: dict[str, Any] = {"name": own_name, "overrides": dict(options.overrides), "replace": replace}
     more["fetch"] = not no_fetch
     requests = [InstallModel(model=name, variant=variant, recreate=recreate, **more) for name in names or ()]
@@ -109,7 +109,7 @@ async def install_models(
 
 
 async def _dry_run(
-    client: Client, names: Sequence[str], texts: Sequence[str], options: SourceOptions, *, as_json: bool
+    client: Client, names: Sequence[str], texts: Sequence[str], options: SourceOptions, variant: str, *, as_json: bool
 ) -> int:
     from corral.contract.installs import InstallPlan
 
@@ -119,6 +119,10 @@ async def _dry_run(
     for name in names:
         if is_source(name):
             plans.append((await plan_source(client, name, options)).plan)
+        elif options.name or options.overrides or variant:
+            raise declare.BadParameter(
+                f"--dry-run shows {name} as the gallery has it: leave --as, --set and --variant out"
+            )
         else:
             entry = await client.models.get_available(name)
             plans.append(InstallPlan(entry.id, entry.definition, text=f"{entry.id} of the gallery {entry.gallery}"))

@@ -70,6 +70,10 @@ async def list_nodes(
       corral nodes list --json | jq -r '.[] | select(.status == "offline") | .name'
       corral nodes list --watch
     """
+    from corral.contract.messages.nodes import NodeStatus
+
+    if status is not None and status not in tuple(NodeStatus):
+        raise declare.BadParameter(f"--status: {status!r} is not a status: choose {', '.join(NodeStatus)}")
     if watch:
         return await _watch(client, status, as_json=as_json)
     nodes = [node for node in await client.nodes.list() if status in (None, node.status)]

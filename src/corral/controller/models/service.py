@@ -129,7 +129,13 @@ class Models:
                 )
                 await self._bump(tx, after)
         verb = "installed" if before is None else "replaced"
-        return await self._changed(before, after, verb, definition)
+        changed = await self._changed(before, after, verb, definition)
+        if after is None and request.overrides and before is not None and before.definition != definition.whole:
+            kept = (
+                f"the given settings were not applied: `corral models edit {definition.name} --set …` changes a model"
+            )
+            changed = msgspec.structs.replace(changed, notes=(*changed.notes, kept))
+        return changed
 
     async def edit(self, model_id: str, request: EditModel) -> ModelChanged:
         """Raises Conflict when `row_version` is not the model's any more."""

@@ -13,7 +13,7 @@ from corral.controller.web.links import model_href, node_href
 from corral.controller.web.words import ago, parse_moment
 
 SINCE = {"1h": 3600, "24h": 86400, "7d": 7 * 86400}
-_ENDINGS = {"client_left": "the client left", "upstream_broke": "the replica broke off"}
+_ENDINGS = {"client_left": "the client disconnected", "upstream_broke": "the replica closed the connection"}
 
 
 @dataclass(frozen=True)

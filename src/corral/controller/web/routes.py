@@ -10,6 +10,7 @@ from litestar.exceptions import HTTPException
 
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import authenticate
+from corral.controller.api.errors import status_of
 from corral.controller.web import (
     catalogue_page,
     fleet_pages,
@@ -141,11 +142,14 @@ def _on_corral_error(_: AnyRequest, error: CorralError) -> Page:
         return trouble(503, "Not ready", words, refresh="5")
     if isinstance(error, NotFound):
         return trouble(404, "Not found", f"{error.message}.")
-    return trouble(403 if isinstance(error, Denied) else 500, "That did not work", f"{error.message}.")
+    return trouble(status_of(error), "That did not work", f"{error.message}.")
 
 
 def _on_http_exception(_: AnyRequest, error: HTTPException) -> Page:
-    return trouble(error.status_code, "That did not work", error.detail or "The request could not be read.")
+    words = error.detail or "The request could not be read."
+    if error.status_code == 400:  # the framework repeats the whole address, which may be long
+        words = "A name or a filter in the address cannot be read."
+    return trouble(error.status_code, "That did not work", words)
 
 
 _GIVEN = {
