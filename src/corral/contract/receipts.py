@@ -84,6 +84,16 @@ class RequestView(Message, frozen=True, omit_defaults=False):
     error_text: str = ""  # empty where a key reads its own requests: the text names addresses inside the fleet
 
 
+def parse_statuses(text: str) -> tuple[int, int]:
+    """The first status, and the one after the last: of `503`, or of a class like `5xx`. Raises ValueError."""
+    if len(text) == 3 and text.isascii() and text[0] in "12345":
+        if text[1:].lower() == "xx":
+            return int(text[0]) * 100, int(text[0]) * 100 + 100
+        if text.isdecimal():
+            return int(text), int(text) + 1
+    raise ValueError("status: give a code like 503, or a class like 4xx or 5xx")
+
+
 class RequestList(Message, frozen=True, omit_defaults=False):
     requests: tuple[RequestView, ...] = ()
     next: str = ""  # ask for `before` this to go on; empty: there are no more

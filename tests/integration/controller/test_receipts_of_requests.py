@@ -71,7 +71,9 @@ def test_they_are_listed_page_by_page(told: Cluster) -> None:
         1.5,
     )
     assert [row["id"] for row in read(told, "?model=smol")["requests"]] == ["r3", "r1"]
-    assert [row["id"] for row in read(told, "?failed=true")["requests"]] == ["r0"]
+    for status in ("?failed=true", "?status=5xx", "?status=503", "?status=5XX&failed=true"):
+        assert [row["id"] for row in read(told, status)["requests"]] == ["r0"]
+    assert read(told, "?status=4xx")["requests"] == []
     assert [row["id"] for row in read(told, "?since=2100-01-01T00:00:02Z")["requests"]] == ["r3", "r2"]
 
 
@@ -79,6 +81,8 @@ def test_only_gateways_tell_and_only_viewers_read(told: Cluster) -> None:
     assert tell(told, BATCH, key=told.key).status == 403
     assert http("GET", f"{told.members[0].url}/api/requests", key="ck_wrong").status == 401
     assert http("GET", f"{told.members[0].url}/api/requests?before=x", key=told.key).status == 400
+    refused = http("GET", f"{told.members[0].url}/api/requests?status=9xx", key=told.key)
+    assert (refused.status, "4xx or 5xx" in refused.body.decode()) == (400, True)
     assert http("GET", f"{told.members[0].url}/api/requests?since=2100-01-01T00:00:02", key=told.key).status == 400
 
 
@@ -102,4 +106,5 @@ def test_people_read_them_on_the_command_line(told: Cluster) -> None:
     assert lines[0].split() == ["WHEN", "MODEL", "KEY", "STATUS", "QUEUED", "TOTAL", "IN", "OUT", "NOTE"]
     assert "the client disconnected" in lines[1]
     assert "250 ms" in lines[1]
+    assert run("--status", "503") == run("--failed")
     assert run("--failed").splitlines()[1].endswith("All replicas of `other` were busy.")

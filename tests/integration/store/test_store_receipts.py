@@ -53,7 +53,8 @@ async def test_they_are_found_by_model_key_node_status_and_time(store: Store) ->
     assert await ids(store, model="smol") == ["b", "a"]
     assert await ids(store, node="barn") == await ids(store, node=node.id) == ["a"]
     assert await ids(store, key="guests") == await ids(store, key="k2") == ["c"]
-    assert await ids(store, failed=True) == ["b"]
+    assert await ids(store, failed=True) == await ids(store, status=500, status_end=600) == ["b"]
+    assert await ids(store, status=200, status_end=201) == ["c", "d", "a"]
     assert await ids(store, since=NOON + timedelta(seconds=1), model="other") == ["c", "d"]
 
 

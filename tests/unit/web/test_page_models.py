@@ -198,3 +198,6 @@ def test_a_request_in_one_line() -> None:
     assert asked.query() == "?model=a+b&failed=true&before=x~y"
     assert asked.query(failed=False, before="") == "?model=a+b"
     assert RequestFilter().query() == ""
+    assert RequestFilter(status="5xx").query() == "?status=5xx"
+    statuses = {"5XX": "5xx", "404": "404", "": "", "9xx": "", "40": "", "5xy": "", "\u0665xx": "", "4040": ""}
+    assert {text: RequestFilter.read_status(text) for text in statuses} == statuses

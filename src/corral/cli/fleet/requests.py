@@ -44,6 +44,12 @@ async def list_requests(
         declare.Option("--node", metavar="NODE", help="only requests that this node answered", callback=reject_empty),
     ] = "",
     failed: Annotated[bool, declare.Option("--failed", help="only requests with status 400 or higher")] = False,
+    status: Annotated[
+        str,
+        declare.Option(
+            "--status", metavar="STATUS", help="only requests with this status: 503, 4xx, 5xx", callback=reject_empty
+        ),
+    ] = "",
     since: Annotated[
         str,
         declare.Option(
@@ -65,12 +71,12 @@ async def list_requests(
     Examples:
       corral requests
       corral requests --model smollm2-135m --failed --since 1h
+      corral requests --status 5xx --since 2d
       corral requests --by notebook -n 1000 --json
       corral requests --watch --failed
     """
-    read = partial(
-        client.requests.list, model=model, key=by, node=node, failed=failed, since=_timestamp(since) if since else ""
-    )
+    started = _timestamp(since) if since else ""
+    read = partial(client.requests.list, model=model, key=by, node=node, failed=failed, status=status, since=started)
     if watch:
         await _watch(read, as_json=as_json)
         return

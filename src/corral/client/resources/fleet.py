@@ -47,10 +47,19 @@ class Requests:
         self._api = api
 
     async def list(
-        self, *, limit: int, model: str = "", key: str = "", node: str = "", since: str = "", failed: bool = False
+        self,
+        *,
+        limit: int,
+        model: str = "",
+        key: str = "",
+        node: str = "",
+        since: str = "",
+        failed: bool = False,
+        status: str = "",
     ) -> tuple[RequestView, ...]:
-        """The newest `limit` requests, newest first. `since`: a time in RFC 3339."""
-        wanted = {"model": model, "key": key, "node": node, "since": since, "failed": "true" if failed else ""}
+        """The newest `limit` requests, newest first. `since`: a time in RFC 3339. `status`: `503`, `4xx` or `5xx`."""
+        wanted = {"model": model, "key": key, "node": node, "since": since, "status": status}
+        wanted["failed"] = "true" if failed else ""
         filters = {name: value for name, value in wanted.items() if value}
         found: tuple[RequestView, ...] = ()
         before = ""

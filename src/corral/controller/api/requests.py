@@ -21,6 +21,8 @@ OfKey = Annotated[str, Parameter(max_length=255, description="Only requests of t
 OnNode = Annotated[str, Parameter(max_length=255, description="Only requests answered by this node, by id or name")]
 Failed = Annotated[bool, Parameter(description="Only requests answered with status 400 or higher")]
 
+Status = Annotated[str, Parameter(max_length=255, description="Only requests with this status: `503`, `4xx`, `5xx`")]
+
 
 @get(
     "/api/requests",
@@ -37,11 +39,12 @@ async def list_requests(
     key: OfKey = "",
     node: OnNode = "",
     failed: Failed = False,
+    status: Status = "",
 ) -> RequestList:
     if since is not None and since.tzinfo is None:
         raise Invalid("since: say in which time zone, like 2026-01-31T12:00:00Z")
     return await receipts.list_views(
-        limit=limit, failed=failed, model=model, key=key, node=node, since=since, before=before
+        limit=limit, failed=failed, status=status, model=model, key=key, node=node, since=since, before=before
     )
 
 

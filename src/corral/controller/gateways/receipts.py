@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from corral.contract.receipts import MAX_ERROR_TEXT, Receipt, Receipts, RequestList, RequestView
+from corral.contract.receipts import MAX_ERROR_TEXT, Receipt, Receipts, RequestList, RequestView, parse_statuses
 from corral.controller.gateways.demand import Demand
 from corral.controller.runtime.node_views import rfc3339
 from corral.kit.clock import Clock
@@ -60,14 +60,27 @@ class ReceiptService:
                 await self._on_stored(batch.receipts)
 
     async def list_views(
-        self, *, limit: int, failed: bool, model: str, key: str, node: str, since: datetime | None, before: str
+        self,
+        *,
+        limit: int,
+        failed: bool,
+        model: str,
+        key: str,
+        node: str,
+        since: datetime | None,
+        before: str,
+        status: str = "",
     ) -> RequestList:
+        """`status`: as `parse_statuses` reads it; empty: any."""
+        first_status, status_end = _read_statuses(status) if status else (None, None)
         place, place_id = _read_place(before) if before else (None, None)
         async with self._store.read() as tx:
             found = await receipts.list_(
                 tx,
                 limit=limit,
                 failed=failed,
+                status=first_status,
+                status_end=status_end,
                 model=model or None,
                 key=key or None,
                 node=node or None,
@@ -132,6 +145,13 @@ def _read_place(text: str) -> tuple[datetime, str]:
     if at is None or at.tzinfo is None or not mark:
         raise Invalid("before: use what `next` said")
     return at, request_id
+
+
+def _read_statuses(text: str) -> tuple[int, int]:
+    try:
+        return parse_statuses(text)
+    except ValueError as error:
+        raise Invalid(str(error)) from error
 
 
 def rows_of(reported: Iterable[Receipt]) -> list[ReceiptRow]:

@@ -14,7 +14,7 @@ from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.replicas.listing import ReplicaListing
 from corral.controller.web.navigation import REQUESTS
 from corral.controller.web.page_context import Page, PageContext, Shown
-from corral.controller.web.requests import SINCE, RequestFilter, facts_of, in_flight_rows, request_lines
+from corral.controller.web.requests import SINCE, STATUS_CLASSES, RequestFilter, facts_of, in_flight_rows, request_lines
 from corral.controller.web.words import ago, parse_moment
 
 _SHOWN = 50
@@ -58,6 +58,7 @@ async def _requests(
     found = await receipts.list_views(
         limit=_SHOWN,
         failed=wanted.failed,
+        status=wanted.status,
         model=wanted.model,
         key=wanted.key,
         node=wanted.node,
@@ -70,6 +71,7 @@ async def _requests(
         "filters": wanted,
         "older": found.next,
         "spans": tuple(SINCE),
+        "status_classes": STATUS_CLASSES,
     }
 
 
@@ -79,9 +81,12 @@ async def _filters(
     node: Text = "",
     since: Text = "",
     failed: bool = False,
+    status: Text = "",
     before: Annotated[str, Parameter(max_length=300)] = "",
 ) -> RequestFilter:
-    return RequestFilter(model, key, node, since if since in SINCE else "", failed, before)
+    return RequestFilter(
+        model, key, node, since if since in SINCE else "", failed, RequestFilter.read_status(status.strip()), before
+    )
 
 
 PAGES = (requests_page, request_page)

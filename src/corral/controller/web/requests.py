@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from corral.contract.receipts import RequestView
+from corral.contract.receipts import RequestView, parse_statuses
 from corral.controller.web.links import model_href, node_href
 from corral.controller.web.words import ago, parse_moment
 
+STATUS_CLASSES = ("4xx", "5xx")
 SINCE = {"1h": 3600, "24h": 86400, "7d": 7 * 86400}
 _ENDINGS = {"client_left": "the client disconnected", "upstream_broke": "the replica closed the connection"}
 
@@ -25,11 +27,20 @@ class RequestFilter:
     node: str = ""
     since: str = ""  # of `SINCE`
     failed: bool = False
+    status: str = ""  # a code, or a class like `5xx`
     before: str = ""
 
     def since_moment(self, now: datetime) -> datetime | None:
         span_s = SINCE.get(self.since)
         return None if span_s is None else now - timedelta(seconds=span_s)
+
+    @classmethod
+    def read_status(cls, text: str) -> str:
+        """Of an address; what is no status chooses nothing."""
+        with contextlib.suppress(ValueError):
+            parse_statuses(text)
+            return text.lower()
+        return ""
 
     def query(self, **changes: object) -> str:
         wanted = asdict(self) | changes

@@ -148,6 +148,8 @@ _FILTERS: dict[str, Any] = {
     "until": table.c.at < bindparam("until", type_=Instant()),
     "node": (table.c.node_id == bindparam("node")) | (nodes.table.c.name == bindparam("node")),
     "failed": table.c.status >= 400,
+    "status": table.c.status >= bindparam("status"),
+    "status_end": table.c.status < bindparam("status_end"),
     "since": table.c.at >= bindparam("since", type_=Instant()),
     "before": (table.c.at < bindparam("before", type_=Instant()))
     | ((table.c.at == bindparam("before", type_=Instant())) & (table.c.id > bindparam("before_id"))),
@@ -186,7 +188,8 @@ async def insert(tx: Transaction, rows: Sequence[ReceiptRow]) -> None:
 
 
 async def list_(tx: Transaction, *, limit: int, failed: bool = False, **wanted: Any) -> list[NamedReceipt]:
-    """The newest first. `wanted`: model, key and node (by id or name), since, before with before_id."""
+    """The newest first. `wanted`: model, key and node (by id or name), status (those before status_end), since, before
+    with before_id."""
     given = {name: value for name, value in wanted.items() if value is not None}
     statement: Select[Any] = _NEWEST
     for name in (*(["failed"] if failed else []), *(name for name in _FILTERS if name in given)):
