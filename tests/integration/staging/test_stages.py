@@ -400,6 +400,13 @@ async def test_where_the_files_are(site: Site) -> None:
         "elder": ("unknown", 0, 1024),
     }
     assert "older than this controller" in view.nodes[4].reason
+    barn_id = view.nodes[1].node_id
+    assert (await locations.on_node(barn_id)) == {"m": view.nodes[1]}
+    assert (await locations.on_node(view.nodes[4].node_id))["m"].reason == view.nodes[4].reason
+    await site.model("twin")
+    barn.have = (300, 24, 1000, 24)  # of both models in one answer
+    have = await locations.on_node(barn_id)
+    assert {model: node.state for model, node in have.items()} == {"m": "partial", "twin": "whole"}
     site.files.pause.clear()
     unknown = await locations.view("m")
     assert (unknown.nodes[0].state, "corral models stage m" in unknown.note) == ("unknown", True)

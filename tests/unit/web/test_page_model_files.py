@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corral.contract.catalogue import ModelFilesView, ModelFileView, NodeFilesView
-from corral.controller.web.model_files import NODES_SHOWN, files_table
+from corral.controller.web.model_files import NODES_SHOWN, files_table, node_files_table
 from tests.support.operation_views import on, operation
 
 MIB = 2**20
@@ -84,3 +84,20 @@ def test_a_large_fleet_is_cut_where_nodes_are_complete() -> None:
     nodes = [copy(f"n{number}", "whole", 8 * MIB) for number in range(NODES_SHOWN)]
     table = files_table(view(*nodes, copy("z", "none")), ())
     assert (table.nodes[0].node, len(table.nodes), table.nodes_more, table.complete) == ("z", NODES_SHOWN, 1, 100)
+
+
+def test_a_node_lists_the_models_of_which_it_has_something() -> None:
+    held = {
+        "org/m": copy("barn", "whole", 8 * MIB, free_bytes=MIB),
+        "n": copy("barn", "none"),
+        "o": copy("barn", "none"),
+    }
+    receiving = on("barn", "downloading", current_bytes=2 * MIB, total_bytes=8 * MIB)
+    table = node_files_table(held, (operation(receiving, id="staging:o", backend="o", kind="staging"),))
+    assert [(line.model, line.href, line.copy.words, line.copy.percent) for line in table.models] == [
+        ("o", "/models/o", "receiving", 25),
+        ("org/m", "/models/org/m", "complete", 100),
+    ]
+    assert (table.note, table.free, table.models_more) == ("", "1 MiB free", 0)
+    silent = node_files_table({"m": copy("barn", "unknown", reason="the node is offline")}, ())
+    assert (silent.note, silent.models) == ("the node is offline", ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -59,6 +60,28 @@ class FileLocations:
             size_bytes=_total(ordered),
             note="" if ordered else "the model has no files: its backend fetches them by itself",
         )
+
+    async def on_node(self, node_id: str) -> dict[str, NodeFilesView]:
+        """The files of each model whose files are known, by model: the node is queried once for all of them."""
+        async with self._store.read() as tx:
+            outline = next((each for each in await nodes.list_outlines(tx) if each.id == node_id), None)
+            definitions = [read_definition(model.definition) for model in await models.list_(tx)]
+        if outline is None or not takes_backends(outline):
+            return {}
+        listed = {
+            definition.name: files for definition in definitions if (files := await self._files.known(definition))
+        }
+        found = await self._on_node(outline, [file for files in listed.values() for file in files])
+        if found.state == UNKNOWN:
+            return {model: _node_view(outline, UNKNOWN, files, reason=found.reason) for model, files in listed.items()}
+        sizes = iter(found.files)
+        held = {model: tuple(islice(sizes, len(files))) for model, files in listed.items()}
+        return {
+            model: _node_view(
+                outline, state_of(held[model], files), files, have=held[model], free_bytes=found.free_bytes
+            )
+            for model, files in listed.items()
+        }
 
     def _file_view(self, model: str, file: ReplicaFile, uris: dict[str, str]) -> ModelFileView:
         path = named_path(model, file.path)

@@ -1,5 +1,6 @@
 """The files of a model as the page shows them: where each comes from, how much of them each node has, and which nodes
-feed it while they move. Pure; `files_part.html` writes what is decided here."""
+feed it while they move; and the models of which a node has files. Pure; `files_part.html` and `node_files_part.html`
+write what is decided here."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from corral.contract.admin import OperationNodeView, OperationView
 from corral.contract.catalogue import ModelFilesView, ModelFileView, NodeFilesView
 from corral.contract.installs import shown_uri
+from corral.controller.web.links import model_href, node_href
 from corral.controller.web.operations import amount_of, sources_of
 from corral.controller.web.words import size, used_of
 
@@ -38,6 +40,7 @@ class CopyLine:
     """What one node has."""
 
     node: str
+    href: str
     pill: str
     words: str
     percent: int | None  # None: nothing to compare with
@@ -45,6 +48,23 @@ class CopyLine:
     sources: str
     free: str
     note: str
+
+
+@dataclass(frozen=True)
+class ModelOnNode:
+    """The files of one model that a node has."""
+
+    model: str
+    href: str
+    copy: CopyLine
+
+
+@dataclass(frozen=True)
+class NodeFilesTable:
+    note: str
+    free: str
+    models: tuple[ModelOnNode, ...]
+    models_more: int
 
 
 @dataclass(frozen=True)
@@ -74,6 +94,22 @@ def files_table(view: ModelFilesView, operations: Sequence[OperationView]) -> Fi
     )
 
 
+def node_files_table(held: Mapping[str, NodeFilesView], operations: Sequence[OperationView]) -> NodeFilesTable:
+    """Of the models of which the node has something, or receives it."""
+    lines = [_on_node(model, view, operations) for model, view in sorted(held.items())]
+    shown = [line for line in lines if line.copy.words not in ("none", "unknown")]
+    return NodeFilesTable(
+        note=next((view.reason for view in held.values() if view.reason), ""),
+        free=next((line.copy.free for line in lines if line.copy.free), ""),
+        models=tuple(shown[:NODES_SHOWN]),
+        models_more=max(0, len(shown) - NODES_SHOWN),
+    )
+
+
+def _on_node(model: str, view: NodeFilesView, operations: Sequence[OperationView]) -> ModelOnNode:
+    return ModelOnNode(model, model_href(model), _copy(view, _moving(model, operations).get(view.node_id)))
+
+
 def _moving(model: str, operations: Sequence[OperationView]) -> Mapping[str, OperationNodeView]:
     """The newest row of each node to which the model's files are being brought."""
     found: dict[str, OperationNodeView] = {}
@@ -98,6 +134,7 @@ def _copy(node: NodeFilesView, row: OperationNodeView | None) -> CopyLine:
         have, total, amount = row.current_bytes, row.total_bytes, amount_of(row)
     return CopyLine(
         node=node.node_name,
+        href=node_href(node.node_name),
         pill=pill,
         words=words,
         percent=min(100, 100 * have // total) if total and (known or receives) else None,

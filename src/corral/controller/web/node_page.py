@@ -10,15 +10,19 @@ from litestar.params import Parameter
 
 from corral.controller.api.auth import viewers
 from corral.controller.operations.backend_views import BackendViews
+from corral.controller.operations.service import Operations
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.replicas.listing import ReplicaListing
 from corral.controller.samples.service import SampleService
+from corral.controller.staging.locations import FileLocations
 from corral.controller.web.charts import OF_NODE, charts_of, measured, range_links
 from corral.controller.web.links import node_href
+from corral.controller.web.model_files import node_files_table
 from corral.controller.web.navigation import NODES
 from corral.controller.web.node_details import backends_on, device_lines, history_lines, node_facts, replica_lines
 from corral.controller.web.overview_page import Span, known_range
 from corral.controller.web.page_context import Page, PageContext, Shown
+from corral.controller.web.pages import load_pages
 from corral.controller.web.placement_map import box_of
 from corral.controller.web.rows import row_of
 
@@ -75,6 +79,14 @@ async def node_part(context: PageContext, node_reader: NodeReader, name: Name) -
     return await context.part("node_part.html", lambda: node_reader.fill(name))
 
 
+@get("/page/node-files", guards=[viewers])
+async def node_files_part(nodes: NodeAdmin, locations: FileLocations, operations: Operations, node: Name) -> Page:
+    """The node is queried now."""
+    held = await locations.on_node((await nodes.view(node)).id)
+    table = node_files_table(held, await operations.list_views(loads=True))
+    return load_pages().page("node_files_part.html", table=table)
+
+
 async def _node_reader(
     context: PageContext,
     nodes: NodeAdmin,
@@ -87,5 +99,5 @@ async def _node_reader(
 
 
 PAGES = (node_page,)
-PARTS = (node_part,)
+PARTS = (node_part, node_files_part)
 DEPENDENCIES = {"node_reader": Provide(_node_reader)}

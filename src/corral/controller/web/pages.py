@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from litestar import Response
 
 from corral.controller.web.assets import Assets, load_assets
+from corral.controller.web.links import model_href, node_href
 
 # No inline script or style anywhere: a name that slips through unescaped still runs nothing.
 CONTENT_POLICY = (
@@ -36,7 +37,7 @@ class Pages:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        self._templates.globals["asset"] = self.assets.url
+        self._templates.globals |= {"asset": self.assets.url, "node_href": node_href, "model_href": model_href}
 
     def text(self, template: str, **values: Any) -> str:
         return self._templates.get_template(template).render(values)

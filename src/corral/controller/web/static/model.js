@@ -2,19 +2,17 @@
 // are asked for them.
 
 import { call, say } from "./acts.js";
-import { $, make } from "./dom.js";
+import { $ } from "./dom.js";
 import { isOpen, on } from "./live.js";
 import { setUpModelActs } from "./modelacts.js";
 import { start } from "./page.js";
-import { Part, refresh, refreshSoon } from "./parts.js";
+import { AskedPart, refresh, refreshSoon } from "./parts.js";
 
 const EVERY_MS = 5_000;
-const ASK_NODES_MS = 15_000;
 const { model } = $("#files").dataset;
-const parts = ["files", "why"].map((name) => new Part(`/page/${name}?model=${encodeURIComponent(model)}`, async (answer) => {
-  const words = await answer.json().then(({ error }) => error.message).catch(() => `Corral answered ${answer.status}`);
-  $(`#${name}-told`).replaceChildren(make("p", { className: "quiet", textContent: `${words}.` }));
-}));
+const parts = ["files", "why"].map(
+  (name) => new AskedPart(`/page/${name}?model=${encodeURIComponent(model)}`, `${name}-told`),
+);
 
 setUpModelActs({
   onDeleted: () => location.assign("/fleet/models"),
@@ -26,6 +24,5 @@ setUpModelActs({
 });
 for (const kind of ["operation", "operation-removed", "node-removed"]) on(kind, refreshSoon);
 setInterval(() => document.hidden || !isOpen() || refresh(), EVERY_MS);
-setInterval(() => document.hidden || !isOpen() || parts.forEach((part) => part.refresh()), ASK_NODES_MS);
 start();
 parts.forEach((part) => part.refresh());

@@ -4,7 +4,7 @@ import { admin, allow, call, guarded, say, sure } from "./acts.js";
 import { $ } from "./dom.js";
 import { isOpen, on } from "./live.js";
 import { start } from "./page.js";
-import { refresh, refreshSoon } from "./parts.js";
+import { AskedPart, refresh, refreshSoon } from "./parts.js";
 
 const EVERY_MS = 5_000;
 const { id, name } = $("#node-head").dataset;
@@ -78,3 +78,4 @@ if (admin) {
   });
 }
 start();
+new AskedPart(`/page/node-files?node=${encodeURIComponent(name)}`, "node-files-told").refresh();

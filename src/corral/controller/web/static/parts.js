@@ -1,10 +1,11 @@
 // The parts of a page that the server words: fetched again when something changed, and put over what is there.
 
-import { $, patch } from "./dom.js";
+import { $, make, patch } from "./dom.js";
 import { isOpen, lost, on, signIn } from "./live.js";
 import { setClock, tick } from "./words.js";
 
 const REST_MS = 1_000;
+const ASK_NODES_MS = 15_000;
 const after = [];
 
 /** A part at one address. The main one of a page is what its own script shows; others are small, as the strip is. */
@@ -42,6 +43,17 @@ export class Part {
     } catch {
       lost();
     }
+  }
+}
+
+/** A part below the main one, for which nodes are asked: fetched less often, and an error is shown in its place. */
+export class AskedPart extends Part {
+  constructor(address, id) {
+    super(address, async (answer) => {
+      const words = await answer.json().then(({ error }) => error.message).catch(() => `Corral answered ${answer.status}`);
+      $(`#${id}`).replaceChildren(make("p", { className: "quiet", textContent: `${words}.` }));
+    });
+    setInterval(() => document.hidden || !isOpen() || this.refresh(), ASK_NODES_MS);
   }
 }
 
