@@ -1,4 +1,4 @@
-"""Where the pages of nodes and models are. Pure; the scripts encode names in the same way."""
+"""Where the pages of nodes and models are, and the row of a backend. Pure; the scripts encode names in the same way."""
 
 from __future__ import annotations
 
@@ -14,3 +14,7 @@ def node_href(name: str) -> str:
 def model_href(name: str) -> str:
     """A slash in the name stays: it reads better, and the route takes the rest of the path."""
     return f"/models/{quote(name, safe='/' + _AS_BROWSERS_DO)}"
+
+
+def backend_href(name: str) -> str:
+    return f"/fleet/backends#backend-{quote(name, safe=_AS_BROWSERS_DO)}"

@@ -39,12 +39,16 @@ async def logs_page(
         models = sorted({model for _, model in placed})
         wanted = name.partition("#")[0]
         on = [node] if node else [at for at, model in placed if model == wanted]
+        here = {at.id for at in matrix.nodes if at.name == node}
+        backends = {row.backend for row in matrix.backends if here & row.nodes.keys()}
+        choices = sorted({model for at, model in placed if at == node} | backends) if node else models
         return {
             "name": name,
             "node": node,
             "find": find,
             "nodes": sorted({at for at, _ in placed} | {each.name for each in matrix.nodes}),
-            "names": models,
+            "names": choices,
+            "model": wanted if wanted in models else "",
             "sources": [LogSource(each, name) for each in on[:_SOURCES]],
         }
 

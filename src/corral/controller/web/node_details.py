@@ -10,7 +10,7 @@ from typing import Any
 from corral.contract.admin import BackendMatrix, NodeView
 from corral.contract.hardware import Device
 from corral.contract.labels import BUILT_IN_LABELS
-from corral.controller.web.links import model_href
+from corral.controller.web.links import backend_href, model_href
 from corral.controller.web.matrix import Cell, cell_of
 from corral.controller.web.placement_map import hue_of
 from corral.controller.web.words import ago, counted, listed, parse_moment, size, used_of
@@ -50,6 +50,7 @@ class ReplicaOnNode:
 @dataclass(frozen=True)
 class BackendOnNode:
     name: str
+    href: str
     cell: Cell
     problem: str
 
@@ -130,7 +131,7 @@ def backends_on(node_id: str, matrix: BackendMatrix) -> tuple[BackendOnNode, ...
     if node is None:
         return ()
     return tuple(
-        BackendOnNode(row.backend, cell_of(row, node), row.nodes[node_id].problem)
+        BackendOnNode(row.backend, backend_href(row.backend), cell_of(row, node), row.nodes[node_id].problem)
         for row in matrix.backends
         if node_id in row.nodes
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from corral.contract.admin import OperationHistory, OperationNodeView, OperationRecord, OperationView
+from corral.controller.web.links import backend_href, model_href, node_href
 from corral.controller.web.list_filter import Chip, ListFilter, window
 from corral.controller.web.words import ago, counted, parse_moment, size, took, until, used_of
 
@@ -52,6 +53,7 @@ class NodeLine:
 
     id: str
     name: str
+    href: str
     status: str
     words: str
     title: str
@@ -81,7 +83,9 @@ class ShownNodes:
 class OperationLine:
     id: str
     what: str
+    href: str  # of the model or the backend
     where: str
+    where_href: str
     state: str
     words: str
     percent: int
@@ -143,7 +147,9 @@ def line_of(view: OperationView, now: datetime, opened: Opened | None = None) ->
     return OperationLine(
         id=view.job_id,
         what=_what(view.kind, view.backend),
+        href=_href(view),
         where=_where(view),
+        where_href=node_href(view.scope_value) if view.scope == "node" else "",
         state=_state(view),
         words=_words(view),
         percent=view.progress,
@@ -199,6 +205,7 @@ def node_line(node: OperationNodeView, kind: str, now: datetime) -> NodeLine:
     return NodeLine(
         id=node.node_id,
         name=node.node_name,
+        href=node_href(node.node_name),
         status=node.status,
         words=_STATUSES.get(node.status, node.status),
         title=_BUSY if node.status == "running_on_worker" else "",
@@ -285,6 +292,10 @@ def _words(view: OperationView) -> str:
 
 def _what(kind: str, backend: str) -> str:
     return f"{'roll back' if kind == 'rollback' else kind} {backend}"
+
+
+def _href(view: OperationView) -> str:
+    return backend_href(view.backend) if view.is_backend else model_href(view.backend)
 
 
 def _where(view: OperationView) -> str:

@@ -94,7 +94,7 @@ def placement_map(nodes: Sequence[NodeView], replicas: Sequence[DesiredReplica])
         boxes=tuple(draw(node, on_node.get(node.id, ())) for node in shown),
         tiles=tiles,
         more=len(nodes) - len(shown),
-        words=f"{models} on {counted(len(on_node), 'machine', 'machines')}",
+        words=f"{models} on {counted(len(on_node), 'machine', 'machines')}" if replicas else "no model is loaded",
     )
 
 

@@ -102,7 +102,9 @@ class InFlightRow:
     """Requests that one replica serves now, as its ingress reported last."""
 
     model: str
+    model_href: str
     node: str
+    node_href: str
     count: int
 
 
@@ -112,7 +114,10 @@ def in_flight_rows(replicas: Sequence[Mapping[str, Any]], filters: RequestFilter
         model, node = str(row["model_name"]), str(row["node_name"])
         if row["in_flight"] and filters.model in ("", model) and filters.node in ("", node, row["node_id"]):
             counts[model, node] = counts.get((model, node), 0) + int(row["in_flight"])
-    return tuple(InFlightRow(model, node, count) for (model, node), count in sorted(counts.items()))
+    return tuple(
+        InFlightRow(model, model_href(model), node, node_href(node), count)
+        for (model, node), count in sorted(counts.items())
+    )
 
 
 def facts_of(view: RequestView) -> list[tuple[str, str, str]]:
