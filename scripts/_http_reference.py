@@ -12,6 +12,7 @@ from typing import Any
 
 from litestar.exceptions import LitestarDeprecationWarning
 
+from corral.controller.access.gateway_trust import GatewayTrust
 from corral.controller.web.reference import Operation, Words, read_reference, roles_needed
 from corral.controller.wiring.app import build_app
 
@@ -87,7 +88,7 @@ def render() -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LitestarDeprecationWarning)
         nobody: Any = None
-        app = build_app(dict.fromkeys(SERVICES), access_service=nobody, ca_pem="")
+        app = build_app(dict.fromkeys(SERVICES), access_service=nobody, trust=GatewayTrust(None))
     sections, _ = read_reference(app.openapi_schema.to_schema(), roles_needed(app.routes), "")
     return HEAD + "".join(part for section in sections for part in _section(section.name, section.operations))
 

@@ -25,6 +25,7 @@ from yarl import URL
 
 from corral.contract.admin import CreateKey
 from corral.contract.models import ModelFile
+from corral.controller.access.gateway_trust import GatewayTrust
 from corral.controller.access.keys import Access
 from corral.controller.api.server import serve_app
 from corral.controller.backends.gallery_status import GalleryStatus
@@ -122,7 +123,10 @@ class Api:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LitestarDeprecationWarning)
             app = build_app(
-                services | dependencies(self.fleet.clock), access_service=access, ca_pem="", settle_s=settle_s
+                services | dependencies(self.fleet.clock),
+                access_service=access,
+                trust=GatewayTrust(None),
+                settle_s=settle_s,
             )
         port = free_port()
         await self._stack.enter_async_context(serve_app(app, ListenSettings(host="127.0.0.1", port=port)))

@@ -25,6 +25,7 @@ from corral.bus.local import LocalHub
 from corral.contract.admin import CreateKey
 from corral.contract.hardware import Device
 from corral.controller.access.bus_issuer import BusEndpoint, BusIssuer
+from corral.controller.access.gateway_trust import GatewayTrust
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.access.keys import Access
 from corral.controller.access.revocations import Revocations
@@ -182,10 +183,12 @@ def _page_app(
     access = Access(store, feed, clock, session_ttl_s=session_ttl_s)
     admin = NodeAdmin(store, changes, issuer, revoked)
 
-    async def command(url: str, token: str) -> str:
-        return install_command(url, "0" * 64, token)
+    async def command(url: str, token: str, pin: str = "") -> str:
+        return install_command(url, "0" * 64, token, pin)
 
-    tokens = JoinTokens(store, feed, public_url="http://127.0.0.1:8080", ca=None, install_command=command)
+    tokens = JoinTokens(
+        store, feed, public_url="http://127.0.0.1:8080", trust=GatewayTrust(None), install_command=command
+    )
     overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
     services = {"access": access, "join_tokens": tokens, "nodes": admin, "feed": feed, "overview": overview}
     services |= {"operations": backends.operations, "installed": backends.installed, "integrity": backends.integrity}
@@ -226,7 +229,9 @@ def _page_app(
     with warnings.catch_warnings():
         # How doors ask for services will have to be written otherwise for Litestar 3: not these tests' matter.
         warnings.simplefilter("ignore", LitestarDeprecationWarning)
-        app = build_app(unused | services | more | dependencies(door_clock), access_service=access, ca_pem="")
+        app = build_app(
+            unused | services | more | dependencies(door_clock), access_service=access, trust=GatewayTrust(None)
+        )
     return PageApp(app, store, access, feed, admin, tokens, ingress_tokens)
 
 

@@ -18,6 +18,7 @@ from corral.bus.local import LocalBus, LocalHub
 from corral.contract.admin import CreateJoinToken
 from corral.contract.messages.nodes import IngressOffer, NodeRegistered, RegisterNode
 from corral.controller.access.bus_issuer import BusEndpoint, BusIssuer
+from corral.controller.access.gateway_trust import GatewayTrust
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.access.revocations import Revocations
 from corral.controller.access.signing import IngressTokens, open_ingress_tokens
@@ -112,7 +113,7 @@ async def open_registry(
             revocations=revocations,
             ingress_tokens=tokens,
             leadership=Leadership(store, name, ttl_s=15),
-            join_tokens=JoinTokens(store, feed, public_url="https://fleet:8080", ca=ca),
+            join_tokens=JoinTokens(store, feed, public_url="https://fleet:8080", trust=GatewayTrust(ca)),
             node_api=NodeApi(
                 store,
                 changes,

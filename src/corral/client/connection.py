@@ -24,7 +24,7 @@ from corral.client.errors import error_of, unreachable
 from corral.client.events import EventParser, FleetEvent, Lost, Restarted, read_event
 from corral.contract.codec import Undecodable, decode, encode
 from corral.kit.backoff import Backoff
-from corral.kit.ca_pin import fetch_pinned_ca, is_pin
+from corral.kit.ca_pin import fetch_pinned_ca, is_pin, trust_context
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Failed, Invalid, NotFound, Unavailable, Unreachable
 
@@ -287,7 +287,7 @@ def _context_from_file(file: Path) -> ssl.SSLContext:
 
 def _context_from(pem: str, *, source: str) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cadata=pem)
+        return trust_context(pem)
     except ssl.SSLError as error:
         raise Invalid(f"{source} is not a CA certificate in PEM form") from error
 

@@ -132,7 +132,7 @@ async def serve(
             samples,
             make_bundle_service(settings, store, catalogue, files, fetches, bundles),
         )
-        app = build_app(services, access_service=trust.access, ca_pem=trust.ca_pem)
+        app = build_app(services, access_service=trust.access, trust=trust.gateways)
         parts = (
             feed,
             *nodes.parts,

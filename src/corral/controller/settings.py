@@ -65,6 +65,11 @@ class AccessSettings:
     gateway_key_file: Path | None = setting("file with the key of the gateways; created if missing", default=None)
     ca_cert: Path | None = setting("CA certificate of the fleet; it signs the certificates of workers", default=None)
     ca_key: Path | None = setting("CA key of the fleet", default=None)
+    gateway_cert: Path | None = setting(
+        "certificate of the gateways for its host names, if another CA issued it (PEM, with its chain); join lines of "
+        "these names pin what verifies it",
+        default=None,
+    )
     session_ttl_s: Seconds = setting(
         "a web session ends after this time without use", default=Seconds(12 * 3600), check=positive
     )

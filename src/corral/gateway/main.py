@@ -132,8 +132,9 @@ async def open_gateway(
             settings, views, router or replicas, metrics, clock, gateway_key=gateway_key, state=state, tracer=tracer
         )
         trust = wiring.new_trust(settings, address.target, tls)
-        certificate = wiring.server_certificate(settings)
-        async with wiring.open_server(settings, handler, trust, metrics, certificate) as server:
+        certificates = wiring.server_certificates(settings)
+        context = wiring.tls_context(certificates)
+        async with wiring.open_server(settings, handler, trust, metrics, context) as server:
             port = await _listen(server, settings, listeners)  # before the task group, which would wrap its error
             monitor = IngressMonitor(
                 server.pool, state.ejection, replicas.nodes_at, clock, silent_s=settings.ingress_silent_s
@@ -143,8 +144,8 @@ async def open_gateway(
                 loops["traces"] = tracer.exporter.run
             if settings.hints:
                 loops["hints"] = listener.run
-            if certificate is not None:
-                loops["certificate"] = partial(wiring.watch_certificate, certificate, settings, clock)
+            if certificates:
+                loops["certificate"] = partial(wiring.watch_certificates, certificates, settings, clock)
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(loop(), name=name) for name, loop in loops.items()]
                 try:

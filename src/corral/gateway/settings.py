@@ -58,6 +58,12 @@ class GatewaySettings:
         "certificate for clients (PEM, with its chain); a changed file is used without a restart", default=None
     )
     tls_key: Path | None = setting("key of that certificate (PEM)", default=None)
+    fallback_cert: Path | None = setting(
+        "certificate for clients that ask for another host name than those of --tls-cert, or for an address (PEM)",
+        default=None,
+        advanced=True,
+    )
+    fallback_key: Path | None = setting("key of that certificate (PEM)", default=None, advanced=True)
     tls_check_s: Seconds = setting(
         "interval between looks at the files of the certificate", default=Seconds(10), check=positive, advanced=True
     )

@@ -41,7 +41,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import Invalid
 from corral.kit.files import read_text
 from corral.kit.log import get_log
-from corral.kit.server_certificate import ServerCertificate
+from corral.kit.server_certificate import ServerCertificate, choose_by_name
 from corral.kit.tasks import run_every
 from corral.kit.tracing.tracer import Tracer, open_tracer
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
@@ -283,7 +283,7 @@ async def open_server(
     handler: GatewayHandler,
     tls: Callable[[Target], ssl.SSLContext],
     metrics: Metrics,
-    certificate: ServerCertificate | None,
+    tls_context: ssl.SSLContext | None,
 ) -> AsyncIterator[RelayServer]:
     """A server that does not listen yet."""
     pool = UpstreamPool(pool_limits(settings), tls=tls, counters=metrics.relay)
@@ -291,7 +291,7 @@ async def open_server(
         handler,
         relay_limits(settings),
         pool=pool,
-        ssl=certificate.context if certificate is not None else None,
+        ssl=tls_context,
         counters=metrics.relay,
         fast_path=handler.fast_path,
     )
@@ -332,17 +332,34 @@ def explain_listen_errors(settings: GatewaySettings) -> Iterator[None]:
         raise Invalid(f"cannot listen on {where}: {error.strerror or error}") from error
 
 
-async def watch_certificate(certificate: ServerCertificate, settings: GatewaySettings, clock: Clock) -> None:
+async def watch_certificates(
+    certificates: Sequence[ServerCertificate], settings: GatewaySettings, clock: Clock
+) -> None:
     async def reload() -> None:
-        await certificate.reload_if_changed()
+        for each in certificates:
+            await each.reload_if_changed()
 
     await run_every("certificate", settings.tls_check_s, reload, clock=clock)
 
 
-def server_certificate(settings: GatewaySettings) -> ServerCertificate | None:
-    """Of the public port; None without TLS. Raises Invalid."""
-    if settings.tls_cert is None and settings.tls_key is None:
-        return None
-    if settings.tls_cert is None or settings.tls_key is None:
-        raise Invalid("TLS needs both --tls-cert and --tls-key")
-    return ServerCertificate(settings.tls_cert, settings.tls_key, protocols=("http/1.1",))
+def server_certificates(settings: GatewaySettings) -> tuple[ServerCertificate, ...]:
+    """Of the public port, the fallback last; empty without TLS. Raises Invalid."""
+    pairs = (
+        ("tls", settings.tls_cert, settings.tls_key),
+        ("fallback", settings.fallback_cert, settings.fallback_key),
+    )
+    found = []
+    for flag, certificate, key in pairs:
+        if certificate is not None and key is not None:
+            found.append(ServerCertificate(certificate, key, protocols=("http/1.1",)))
+        elif certificate is not None or key is not None:
+            raise Invalid(f"TLS needs both --{flag}-cert and --{flag}-key")
+    if settings.fallback_cert is not None and settings.tls_cert is None:
+        raise Invalid("--fallback-cert needs --tls-cert")
+    return tuple(found)
+
+
+def tls_context(certificates: Sequence[ServerCertificate]) -> ssl.SSLContext | None:
+    if len(certificates) == 2:
+        return choose_by_name(*certificates)
+    return certificates[0].context if certificates else None

@@ -49,6 +49,14 @@ def find_pinned(pem: bytes, pin: str) -> str:
     )
 
 
+def trust_context(pem: str) -> ssl.SSLContext:
+    """Trusts these certificates only. One that is no CA, or an intermediate one, can be pinned too. Raises SSLError."""
+    context = ssl.create_default_context(cadata=pem)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
 async def fetch_pinned_ca(url: str, pin: str, *, timeout_s: float) -> str:
     """The pinned certificate from `<url>/ca.pem`. Raises `Unreachable` (no usable answer now), `NotFound` (the cluster
     has no CA) or `Denied` (another CA)."""

@@ -81,6 +81,22 @@ def subject_names(certificate_pem: str) -> frozenset[str]:
     return frozenset((*dns, *addresses))
 
 
+def covers(names: Iterable[str], host: str) -> bool:
+    """Whether a certificate with these names is valid for a host name; `*` stands for one label. Addresses are not
+    covered: a client that asks for an address does not tell the server so."""
+    wanted = host.rstrip(".").lower()
+    if not wanted or _is_address(wanted):
+        return False
+    known = {name.lower() for name in names}
+    return wanted in known or f"*.{wanted.partition('.')[2]}" in known
+
+
+def host_names_of(certificate_pem: str) -> tuple[str, ...]:
+    """Without addresses; names with `*` come last."""
+    found = (name.lower() for name in subject_names(certificate_pem) if not _is_address(name))
+    return tuple(sorted(found, key=lambda name: ("*" in name, name)))
+
+
 class Ca:
     """A loaded authority."""
 
@@ -149,6 +165,14 @@ def _is_self_signed(request: x509.CertificateSigningRequest) -> bool:
 
 def _numbers(key: object) -> object:
     return key.public_numbers() if isinstance(key, ec.EllipticCurvePublicKey) else None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _general_name(name: str) -> x509.GeneralName:

@@ -15,6 +15,19 @@ log = get_log(__name__)
 Pair = tuple[bytes, bytes]  # certificate with its chain, and key
 
 
+def choose_by_name(named: ServerCertificate, fallback: ServerCertificate) -> ssl.SSLContext:
+    """A context that presents `named` to clients that ask for one of its host names, and `fallback` to all others:
+    clients of an address ask for no name."""
+    from corral.kit.certificates import covers
+
+    def choose(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
+        if name and covers(named.host_names, name):
+            connection.context = named.context
+
+    fallback.context.sni_callback = choose
+    return fallback.context
+
+
 class ServerCertificate:
     def __init__(self, certificate: Path, key: Path, *, protocols: Sequence[str] = ()) -> None:
         """`protocols`: for ALPN. Raises Invalid if the files cannot be used."""
@@ -23,7 +36,8 @@ class ServerCertificate:
         try:
             self._loaded = self._read()
             self.context = self._make_context(self._loaded)
-        except (OSError, ssl.SSLError) as error:
+            self.host_names = _host_names(self._loaded)
+        except (OSError, ValueError) as error:  # errors of TLS are OSErrors
             raise Invalid(f"TLS certificate and key cannot be used: {certificate}, {key}: {error}") from error
         self._refused: Pair | None = None
 
@@ -40,6 +54,7 @@ class ServerCertificate:
         # In this thread, which also does the handshakes: the library must not see a change in the middle of one.
         _load(self.context, found)
         self._loaded, self._refused = found, None
+        self.host_names = _host_names(found)
         log.info("certificate reloaded", file=str(self._files[0]))
         return True
 
@@ -49,7 +64,8 @@ class ServerCertificate:
         try:
             found = self._read()
             self._make_context(found)
-        except (OSError, ssl.SSLError) as error:
+            _host_names(found)
+        except (OSError, ValueError) as error:
             return found, str(error)
         return found, ""
 
@@ -63,6 +79,12 @@ class ServerCertificate:
             context.set_alpn_protocols(list(self._protocols))
         _load(context, pair)
         return context
+
+
+def _host_names(pair: Pair) -> tuple[str, ...]:
+    from corral.kit.certificates import host_names_of  # here: it takes 0.1 s to load, and plain HTTP needs none
+
+    return host_names_of(pair[0].decode(errors="replace"))
 
 
 def _load(context: ssl.SSLContext, pair: Pair) -> None:

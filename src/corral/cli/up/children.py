@@ -44,6 +44,10 @@ class Site:
     lan: bool
     tls: bool
     address: str  # under which other machines reach this one
+    host_name: str = ""  # that they use for the gateway instead, with a certificate of one's own
+    tls_cert: Path | None = None  # of one's own
+    tls_key: Path | None = None
+    tls_names: tuple[str, ...] = ()  # its host names
     node_name: str = ""
     ingress_socket: bool = True
     blob_port: int = 0  # of the controller, for model files
@@ -66,7 +70,7 @@ class Site:
 
     @property
     def public_url(self) -> str:
-        return f"{self._scheme}://{url_host(self.address)}:{self.port}"
+        return f"{self._scheme}://{url_host(self.host_name or self.address)}:{self.port}"
 
     @property
     def ingress_url(self) -> str:
@@ -116,6 +120,7 @@ def controller_settings(site: Site) -> dict[str, str]:
         "gateway_key_file": str(folder.gateway_key),
         "ca_cert": str(folder.ca_cert) if site.tls else "",
         "ca_key": str(folder.ca_key) if site.tls else "",
+        "gateway_cert": str(site.tls_cert or ""),
         "bus_urls": site.bus_url,
         "bus_public_urls": site.bus_public_url,
         "bus_keys": str(folder.bus_keys),
@@ -141,8 +146,10 @@ def gateway_settings(site: Site, processes: int = 1) -> dict[str, str]:
         "gateway_key": "",
         "host": site.bind,
         "port": str(site.port),
-        "tls_cert": str(site.folder.server_cert) if site.tls else "",
-        "tls_key": str(site.folder.server_key) if site.tls else "",
+        "tls_cert": str(site.tls_cert or site.folder.server_cert) if site.tls else "",
+        "tls_key": str(site.tls_key or site.folder.server_key) if site.tls else "",
+        "fallback_cert": str(site.folder.server_cert) if site.tls_cert else "",
+        "fallback_key": str(site.folder.server_key) if site.tls_cert else "",
     }
 
 

@@ -49,6 +49,8 @@ Examples:
   corral up
   corral up --port 18080 --data ~/corral-test
   corral up --lan                     other machines can join; TLS with a new CA
+  corral up --lan --tls-cert fleet.crt --tls-key fleet.key
+                                      with a certificate of your own for its host names
   corral up --port 18080 --data ~/corral-test --context test
                                       a second fleet; commands use it with `--context test`
   corral up --gateway-processes 4     a gateway with four processes
@@ -82,6 +84,7 @@ def resolve_site(settings: UpSettings, folder: DataFolder, inherited: Sequence[s
     ports = choose_ports(settings, bind, remembered=read_ports(folder), inherited_port=inherited_port)
     save_ports(folder, ports)
     everywhere = bind in ("0.0.0.0", "::")
+    names = prepare.read_own_certificate(settings.tls_cert, settings.tls_key)
     return Site(
         folder=folder,
         run=run_folder(folder.root, os.environ),
@@ -95,6 +98,10 @@ def resolve_site(settings: UpSettings, folder: DataFolder, inherited: Sequence[s
         lan=settings.is_public,
         tls=settings.tls,
         address=machine.main_address() if everywhere else bind,
+        host_name=machine.public_name(names),
+        tls_cert=settings.tls_cert,
+        tls_key=settings.tls_key,
+        tls_names=names,
         node_name=settings.name,
         ingress_socket=settings.ingress_socket,
     )
@@ -149,7 +156,8 @@ def certificate_names(site: Site) -> Callable[[], tuple[str, ...]]:
     """A function that returns the current names of this machine; it is called again at each certificate check."""
 
     def names() -> tuple[str, ...]:
-        found = (*machine.host_names(), *machine.addresses())
+        # Workers reach bus and model files under the name of the gateway.
+        found = (*machine.host_names(), *machine.addresses(), *site.tls_names)
         return found if site.bind in (*found, "0.0.0.0", "::") else (*found, site.bind)
 
     return names
@@ -188,6 +196,8 @@ async def serve(settings: UpSettings, site: Site, specs: dict[str, ChildSpec]) -
             stopping.set()
 
     try:
+        if site.tls_cert is not None and (warning := prepare.renewal_warning(site.tls_cert)):
+            report(warning)
         with _signals(on_signal):
             async with supervisor:
                 renewal = CertificateRenewal(site.folder, certificate_names(site), supervisor, SystemClock(), report)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import psutil
 
 from corral.cli.common.port_owners import find_owner
+from corral.kit.certificates import covers
 from corral.kit.errors import Failed
 from corral.kit.sockets import open_listeners
 
@@ -38,6 +39,14 @@ def host_names() -> tuple[str, ...]:
         short = name.partition(".")[0]
         names |= {name, short, f"{short}.local"}  # .local: multicast DNS in home networks
     return tuple(sorted(names))
+
+
+def public_name(names: Iterable[str]) -> str:
+    """The host name of a certificate under which others reach this machine; empty: they use its address. Pure but for
+    the host name of this machine, which decides what a `*` stands for."""
+    listed = tuple(names)
+    own = [name for name in host_names() if name != "localhost" and covers(listed, name)]
+    return next(iter([*own, *(name for name in listed if "*" not in name)]), "")
 
 
 def _is_host_name(name: str) -> bool:

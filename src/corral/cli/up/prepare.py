@@ -13,10 +13,11 @@ from pathlib import Path
 
 from corral.cli.common.data_folder import DataFolder, Secrets
 from corral.kit.certificates import Ca, expires_at, make_ca, subject_names
-from corral.kit.errors import Failed
+from corral.kit.errors import Failed, Invalid
 from corral.kit.files import make_folder, make_private_folder, write_atomically, write_secret
 from corral.kit.humanize import format_bytes
 from corral.kit.secrets import API_KEY, new_secret
+from corral.kit.server_certificate import ServerCertificate
 
 SERVER_LIFE = timedelta(days=397)  # the longest that every TLS client accepts
 RENEW_BEFORE = timedelta(days=30)
@@ -109,6 +110,35 @@ def make_certificates(folder: Secrets, names: tuple[str, ...], now: datetime) ->
         write_secret(folder.server_key, issued.key_pem)
         write_atomically(folder.server_cert, issued.certificate_pem.encode(), mode=0o644)
     return ca
+
+
+def read_own_certificate(certificate: Path | None, key: Path | None) -> tuple[str, ...]:
+    """Check the pair; returns its host names. Raises Invalid with one line that says what is wrong."""
+    if certificate is None or key is None:
+        return ()
+    names = ServerCertificate(certificate, key).host_names
+    if not names:
+        raise Invalid(
+            f"--tls-cert: {certificate} has no host name (subjectAltName DNS): clients of an address get a certificate "
+            "of the fleet's CA"
+        )
+    return names
+
+
+def renewal_warning(certificate: Path) -> str:
+    """What a renewal of this certificate would break; empty if nothing."""
+    from corral.kit.certificate_chain import read_chain  # here: most fleets have no certificate of their own
+
+    try:
+        chain = read_chain(certificate.read_bytes())
+    except (OSError, ValueError):
+        return ""  # replaced a moment ago; the gateway says so
+    if not chain.is_alone or chain.is_trusted_by_system():
+        return ""
+    return (
+        f"{certificate} has no issuer in it that joining machines could pin: after a renewal they need the new "
+        "fingerprint. Put the certificate of its CA at the end of the file"
+    )
 
 
 def needs_renewal(certificate: str, key: str, names: tuple[str, ...], ca_pem: str, now: datetime) -> bool:

@@ -37,6 +37,11 @@ class UpSettings:
     lan: bool = setting(
         "let other machines join: listen on every interface, with TLS and a CA of this fleet", default=False
     )
+    tls_cert: Path | None = setting(
+        "certificate of your own for its host names (PEM, with its chain); a changed file is used without a restart",
+        default=None,
+    )
+    tls_key: Path | None = setting("key of that certificate (PEM)", default=None)
     plain: bool = setting("no TLS with --lan: others on the network can then read keys and answers", default=False)
     worker: bool = setting("also run a worker on this machine", default=True)
     name: str = setting("name of the node of this machine; empty = its host name", default="")
@@ -94,6 +99,10 @@ class UpSettings:
         faults = []
         if self.plain and not self.is_public:
             faults.append("--plain needs --lan or --host: a fleet for this machine only never uses TLS")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            faults.append("--tls-cert and --tls-key must be given together")
+        elif self.tls_cert is not None and not self.tls:
+            faults.append("--tls-cert needs --lan or --host, without --plain")
         given = (self.port, self.bus_port, self.blob_port, self.ingress_port if self.worker else 0)
         ports = [port for port in given if port]
         if len(set(ports)) < len(ports):
@@ -101,6 +110,9 @@ class UpSettings:
         if faults:
             raise BadSettings(faults)
         object.__setattr__(self, "data", resolve_data(self.data))
+        for name in ("tls_cert", "tls_key"):
+            if path := getattr(self, name):
+                object.__setattr__(self, name, path.expanduser().absolute())
 
     @property
     def is_public(self) -> bool:

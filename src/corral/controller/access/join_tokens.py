@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from corral.contract.admin import CreateJoinToken, JoinTokenCreated, JoinTokenView
+from corral.controller.access.gateway_trust import GatewayTrust
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.node_views import rfc3339
-from corral.kit.certificates import Ca
 from corral.kit.errors import CorralError, Invalid, NotFound, Unauthenticated
 from corral.kit.log import get_log
 from corral.kit.secrets import JOIN_TOKEN, digest, new_secret
@@ -20,7 +20,7 @@ from corral.store.tables.join_tokens import JoinToken
 
 log = get_log(__name__)
 
-InstallCommand = Callable[[str, str], Awaitable[str]]
+InstallCommand = Callable[[str, str, str], Awaitable[str]]
 
 _URL = re.compile(r"https?://[A-Za-z0-9.:_\[\]-]+/?\Z")  # it becomes a part of a shell command
 _LONGEST_S = 10 * 365 * 86400.0
@@ -33,14 +33,15 @@ class JoinTokens:
         feed: ChangeFeed,
         *,
         public_url: str,
-        ca: Ca | None,
+        trust: GatewayTrust,
         install_command: InstallCommand | None = None,
     ) -> None:
-        """`install_command`: the command that installs Corral and joins, for the URL of the fleet and a token."""
+        """`install_command`: the command that installs Corral and joins, for the URL of the fleet, a token
+        and a pin."""
         self._store = store
         self._feed = feed
         self._public_url = public_url
-        self._ca = ca
+        self._trust = trust
         self._install_command = install_command
 
     async def create(self, request: CreateJoinToken, *, created_by: str) -> JoinTokenCreated:
@@ -67,7 +68,7 @@ class JoinTokens:
         return JoinTokenCreated(
             token=_view(token, now),
             secret=secret,
-            join_command=self._join_command(url, secret),
+            join_command=await self._join_command(url, secret),
             install_command=await self._installing(url, secret),
         )
 
@@ -76,17 +77,19 @@ class JoinTokens:
         if not url or self._install_command is None:
             return ""
         try:
-            return await self._install_command(url, secret)
+            # The installer has the fingerprint of the fleet's CA; what depends on the name is in the command.
+            pin = await self._trust.pin(url) if self._trust.depends_on_name else ""
+            return await self._install_command(url, secret, pin)
         except CorralError as error:  # the token is good all the same
             log.warning("no command that installs Corral", error=str(error))
             return ""
 
-    def _join_command(self, url: str, secret: str) -> str:
+    async def _join_command(self, url: str, secret: str) -> str:
         """The command for the other machine; empty when the URL is not known."""
         if not url:
             return ""
-        pin = f" --ca {self._ca.fingerprint}" if self._ca and url.startswith("https") else ""
-        return f"corral join {url} --token {secret}{pin}"
+        pin = await self._trust.pin(url)
+        return f"corral join {url} --token {secret}{f' --ca {pin}' if pin else ''}"
 
     async def check(self, secret: str) -> JoinToken:
         """The token, if a machine may use it now; it is not used up. Raises Unauthenticated."""

@@ -35,7 +35,8 @@ async def metrics(controller_metrics: ControllerMetrics) -> Response[bytes]:
 
 @get("/ca.pem", tags=["cluster"], summary="Get the CA certificate of the fleet; the join line has its fingerprint")
 async def ca_certificate(request: AnyRequest) -> Response[str]:
-    pem = request.app.state.ca_pem
+    """The first certificate is the one that verifies the host of the request."""
+    pem = await request.app.state.trust.bundle(f"https://{request.headers.get('host', '')}")
     if not pem:
         raise NotFound("this cluster has no CA of its own")
     return Response(pem, media_type="application/x-pem-file")

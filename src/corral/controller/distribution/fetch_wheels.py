@@ -46,7 +46,18 @@ class Controller:
         self._headers = {"Authorization": f"Bearer {token}"}
         self._context: ssl.SSLContext | None = None
         if url.startswith("https:"):
-            self._context = ssl.create_default_context(cadata=self._pinned_ca(ca)) if ca else None
+            self._context = self._trust(ca) if ca else None
+
+    def _trust(self, ca: str) -> ssl.SSLContext:
+        if ca.startswith("sha256:"):
+            context = ssl.create_default_context(cadata=self._pinned_ca(ca))
+        else:
+            try:
+                context = ssl.create_default_context(cafile=ca)
+            except OSError as error:
+                fail(f"--ca: {ca} cannot be used: {error}")
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # what is pinned may be no CA
+        return context
 
     def _pinned_ca(self, ca: str) -> str:
         """The certificate is fetched without verification: only the one with the known fingerprint is trusted."""

@@ -28,6 +28,8 @@ main() {
   [ -n "$token" ] || fail "standard input is empty: it should hold the join token"
   umask 022
 
+  given=$(given_ca "$@")
+
   root=$(program_folder)
   version=$root/versions/$(printf %.16s "$SHA256")
   mkdir -p "$root/versions" 2>/dev/null || fail "cannot write to $root: choose another folder with CORRAL_DATA=FOLDER before the command"
@@ -41,11 +43,22 @@ main() {
   link_command "$root/current/bin/corral"
 
   case $url in
-    https:*) [ -z "$CA" ] || set -- --ca "$CA" "$@" ;;
+    https:*) [ -z "$CA" ] || [ -n "$given" ] || set -- --ca "$CA" "$@" ;;
   esac
   exec "$version/bin/corral" join "$url" --token - "$@" <<TOKEN
 $token
 TOKEN
+}
+
+# The value of --ca among the options of `corral join`.
+given_ca() {
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --ca) printf %s "${2:-}"; return ;;
+      --ca=*) printf %s "${1#--ca=}"; return ;;
+    esac
+    shift
+  done
 }
 
 program_folder() {
@@ -70,7 +83,7 @@ install_into() {
   fetch=$version/fetch.py
   write_fetcher "$fetch"
   status=0
-  printf %s "$token" | "$version/bin/python" -I "$fetch" "$url" "$CA" "$WHEEL" "$SHA256" "$version/wheels" || status=$?
+  printf %s "$token" | "$version/bin/python" -I "$fetch" "$url" "${given:-$CA}" "$WHEEL" "$SHA256" "$version/wheels" || status=$?
   [ "$status" = 0 ] || [ "$status" = 3 ] || exit "$status"
   install_packages "$version" "$status" >&2 || fail "the packages could not be installed; the reason is above. Run the same command again after that"
   rm -rf "$version/wheels" "$fetch"

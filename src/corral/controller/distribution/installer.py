@@ -33,7 +33,7 @@ class Installer:
 
 
 def make_installer(wheel: OwnWheel, ca_fingerprint: str) -> Installer:
-    """`ca_fingerprint`: of the cluster's own CA; empty without one."""
+    """`ca_fingerprint`: of the cluster's own CA; empty without one, and where the command has `--ca`."""
     template = files(_FOLDER).joinpath("install.sh").read_text(encoding="utf-8")
     fetcher = files(_FOLDER).joinpath("fetch_wheels.py").read_text(encoding="utf-8")
     values = {
@@ -48,14 +48,16 @@ def make_installer(wheel: OwnWheel, ca_fingerprint: str) -> Installer:
     return Installer(template, hashlib.sha256(template.encode()).hexdigest())
 
 
-def install_command(url: str, installer_sha256: str, token: str) -> str:
+def install_command(url: str, installer_sha256: str, token: str, pin: str = "") -> str:
     """The line for a bare machine. It downloads the installer, checks its hash, and only then runs it; so the download
-    itself need not be trusted: the certificate of a private CA is not verified, and plain HTTP is safe too."""
+    itself need not be trusted: the certificate of a private CA is not verified, and plain HTTP is safe too. `pin`: for
+    `--ca`, where the installer does not have it."""
     is_private = url.startswith("https://")
-    return _COMMAND.format(
+    command = _COMMAND.format(
         token=shlex.quote(token),
         url=shlex.quote(url).replace("'", "'\\''"),
         sha256=installer_sha256,
         insecure="k" if is_private else "",
         unverified=" --no-check-certificate" if is_private else "",
     )
+    return f"{command} --ca {pin}" if pin else command

@@ -91,8 +91,8 @@ class CorralPackages:
             self._installer = make_installer(await self.own(), self._ca_fingerprint)
         return self._installer
 
-    async def install_command(self, url: str, token: str) -> str:
-        return install_command(url, (await self.installer()).sha256, token)
+    async def install_command(self, url: str, token: str, pin: str = "") -> str:
+        return install_command(url, (await self.installer()).sha256, token, pin)
 
     async def list_(self, platform: str, python: str, machine: str) -> tuple[Wheel, ...] | None:
         """The wheels of all dependencies for such a machine; the controller begins to fetch them. None while the list

@@ -270,7 +270,11 @@ class RequestResolver:
             )
         builds = kept_versions(concerned, request.backend_request.backend)
         if not builds:
-            raise Conflict(f"no earlier version of {request.backend_request.backend} is known, and no node keeps one")
+            name = request.backend_request.backend
+            raise Conflict(
+                f"no earlier version of {name} is known, and no node keeps one: `corral backends list` shows what is "
+                f"installed, `corral backends upgrade {name}` installs a newer version"
+            )
         backend_request = msgspec.structs.replace(_earlier_request(rules) or request.backend_request, pinned=True)
         return ResolvedRequest(replace(request, backend_request=backend_request), Want.UPGRADED, concerned, builds)
 

@@ -28,7 +28,6 @@ from corral.controller.web.page_context import Page, PageContext, Shown
 from corral.controller.web.pages import SAFE_HEADERS, load_pages
 from corral.controller.web.sign_in import AnyRequest
 from corral.controller.web.words import size
-from corral.kit.certificates import fingerprint
 from corral.kit.humanize import to_yaml
 
 _NODES_SHOWN = 100  # in the dialog that says why; best first
@@ -70,10 +69,10 @@ class Cataloguing:
 
 @get(MODELS)
 async def models_page(request: AnyRequest, context: PageContext, cataloguing: Cataloguing) -> Page:
-    ca_pem = request.app.state.ca_pem
+    trust, host = request.app.state.trust, request.headers.get("host", "")
 
     async def fill() -> Shown:
-        return {**await cataloguing.fill(), "ca": fingerprint(ca_pem) if ca_pem else ""}
+        return {**await cataloguing.fill(), "ca": await trust.pin(f"https://{host}")}
 
     return await context.page("models.html", MODELS, f"/page/models{cataloguing.filters.query()}", fill)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.controller.access.active_nodes import ActiveNodes
+from corral.controller.access.gateway_trust import GatewayTrust
 from corral.controller.access.keys import Access
 from corral.controller.access.principal import Role
 from corral.controller.access.revocations import Revocations
@@ -14,6 +15,7 @@ from corral.controller.registry.ingress_client import IngressClient
 from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.runtime import Part, Runtime
 from corral.kit.certificates import Ca
+from corral.kit.errors import Invalid
 from corral.kit.files import read_text, write_secret
 from corral.kit.secrets import API_KEY, new_secret
 from corral.kit.settings import BadSettings
@@ -23,6 +25,7 @@ from corral.kit.settings import BadSettings
 class Trust:
     access: Access
     ca: Ca | None
+    gateways: GatewayTrust
     ingress_tokens: IngressTokens
     ingresses: IngressClient
     active_nodes: ActiveNodes
@@ -47,6 +50,7 @@ async def open_trust(settings: ControllerSettings, runtime: Runtime) -> Trust:
     return Trust(
         access=await _open_access(settings, runtime),
         ca=ca,
+        gateways=open_gateway_trust(ca, settings.access.gateway_cert),
         ingress_tokens=ingress_tokens,
         ingresses=IngressClient(
             ingress_tokens,
@@ -90,6 +94,13 @@ def ensure_key_file(path: Path) -> str:
     if not found.startswith(API_KEY) or len(found) < 30:
         raise BadSettings([f"{path} does not hold an API key (they start with {API_KEY})"])
     return found
+
+
+def open_gateway_trust(ca: Ca | None, certificate: Path | None) -> GatewayTrust:
+    try:
+        return GatewayTrust(ca, certificate)
+    except Invalid as error:
+        raise BadSettings([error.message]) from error
 
 
 def load_ca(certificate: Path | None, key: Path | None) -> Ca | None:

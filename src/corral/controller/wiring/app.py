@@ -14,6 +14,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
 from corral import __version__
+from corral.controller.access.gateway_trust import GatewayTrust
 from corral.controller.access.keys import Access
 from corral.controller.api import (
     access,
@@ -48,7 +49,9 @@ from corral.kit.errors import CorralError
 _LARGEST_BODY = 1024 * 1024
 
 
-def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: str, settle_s: float = 60.0) -> Litestar:
+def build_app(
+    services: Mapping[str, Any], *, access_service: Access, trust: GatewayTrust, settle_s: float = 60.0
+) -> Litestar:
     """Handlers receive the `services` whose names are among their parameters. `settle_s`: how long a route that
     responds at the end of an operation may take; after that it responds 202."""
     return _App(
@@ -80,7 +83,7 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             *web.ROUTES,
         ],
         dependencies={name: Provide(_giver(service), sync_to_thread=False) for name, service in services.items()},
-        state=State({"access": access_service, "ca_pem": ca_pem, "settle_s": settle_s}),
+        state=State({"access": access_service, "trust": trust, "settle_s": settle_s}),
         exception_handlers={
             CorralError: on_corral_error,
             HTTPException: on_http_exception,

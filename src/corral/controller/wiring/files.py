@@ -117,7 +117,7 @@ async def open_model_files(
             locker,
             WheelSizes(session),
             folder / ARTIFACTS / "corral",
-            trust.ca.fingerprint if trust.ca is not None else "",
+            trust.ca.fingerprint if trust.ca is not None and not trust.gateways.depends_on_name else "",
             find_bundled=bundles.find_packages,
         )
         async with open_blob_listener(

@@ -81,7 +81,7 @@ def api_services(
             store,
             runtime.feed,
             public_url=settings.listen.public_url,
-            ca=trust.ca,
+            trust=trust.gateways,
             install_command=files.packages.install_command,
         ),
         "packages": files.packages,

@@ -158,10 +158,10 @@ async def _open(
             processes=parent,
             tracer=tracer,
         )
-        certificate = wiring.server_certificate(settings)
+        certificates = wiring.server_certificates(settings)
         trust = wiring.new_trust(settings, address.target, tls)
         async with (
-            wiring.open_server(settings, handler, trust, metrics, certificate) as server,
+            wiring.open_server(settings, handler, trust, metrics, wiring.tls_context(certificates)) as server,
             asyncio.TaskGroup() as tasks,
         ):
             parent.use(server, apply_view, router.find, ejection.apply_remote)
@@ -177,8 +177,8 @@ async def _open(
             ]
             if tracer is not None:
                 running.append(tasks.create_task(tracer.exporter.run(), name="traces"))
-            if certificate is not None:
-                watching = wiring.watch_certificate(certificate, settings, clock)
+            if certificates:
+                watching = wiring.watch_certificates(certificates, settings, clock)
                 running.append(tasks.create_task(watching, name="certificate"))
             try:
                 yield server, parent

@@ -59,7 +59,7 @@ async def serve_processes(
     """Serve until `stopped` is set. Raises `CorralError` with one line that says what must be fixed before it can
     start."""
     wiring.check_listeners(listeners)
-    wiring.server_certificate(settings)  # an error in the settings is reported here once, not by each child
+    wiring.server_certificates(settings)  # an error in the settings is reported here once, not by each child
     if not listeners:
         with wiring.explain_listen_errors(settings):
             listeners = open_listeners(settings.host, settings.port)

@@ -14,7 +14,7 @@ from cryptography import x509
 from msgspec.structs import replace
 
 from corral.kit.backoff import Backoff
-from corral.kit.ca_pin import fetch_pinned_ca, find_pinned, is_pin
+from corral.kit.ca_pin import fetch_pinned_ca, find_pinned, is_pin, trust_context
 from corral.kit.clock import Clock
 from corral.kit.errors import Denied, NotFound, Unreachable
 from corral.kit.log import get_log
@@ -78,6 +78,4 @@ def _remember(identity: IdentityFile, ca_pem: str) -> None:
 
 def trust_only(ca_pem: str) -> ssl.SSLContext:
     """Verifies chain and name: the same CA signs every worker's certificate, and none of them is the controller."""
-    context = ssl.create_default_context(cadata=ca_pem)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
+    return trust_context(ca_pem)
