@@ -109,6 +109,7 @@ async def test_a_key_is_created_shown_once_and_revoked(person: Watched, fleet: F
     await page.get_by_label("Requests per minute").fill("60")
     await page.get_by_label("Models, one per line").fill(MODEL)
     await page.get_by_role("button", name="Create", exact=True).click()
+    await expect(page.locator("#made-secret")).to_contain_text("ck_")  # it is there, and empty, before the key is made
     secret = await page.locator("#made-secret").text_content()
     assert secret is not None
     assert secret.startswith("ck_")
