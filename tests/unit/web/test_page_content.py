@@ -9,8 +9,9 @@ from importlib import resources
 import pytest
 
 from corral.contract.catalogue import InstallModel
+from corral.controller.access.gateway_trust import GatewayTrust
 from corral.controller.web.assets import Assets
-from corral.kit.certificates import fingerprint, make_ca
+from corral.kit.certificates import Ca, fingerprint, make_ca
 from tests.support.model_catalogue import models_of
 from tests.support.page import PageApp, made_node
 from tests.unit.web.browsing import Browser
@@ -249,8 +250,9 @@ async def test_how_to_use_a_model_says_how_to_trust_the_fleet_where_it_has_a_ca(
 ) -> None:
     await browser.signed_in("viewer")
     assert "ca.pem" not in (await browser.get("/fleet/models")).text
-    page.app.state.ca_pem = pem = make_ca("a fleet", datetime.now(UTC)).certificate_pem
+    made = make_ca("a fleet", datetime.now(UTC))
+    page.app.state.trust = GatewayTrust(Ca(made.certificate_pem, made.key_pem))
     text = (await browser.get("/fleet/models")).text
-    assert fingerprint(pem) in text
+    assert fingerprint(made.certificate_pem) in text
     assert 'href="/ca.pem"' in text
     assert 'export SSL_CERT_FILE="$PWD/ca.pem"' in text
