@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from corral.client.connection import ApiConnection
-from corral.client.endpoint import Endpoint
-from corral.client.resources.backends import BackendsApi
-from corral.client.resources.bundles import Bundles
-from corral.client.resources.fleet import FleetFiles, Keys, Requests, Tokens, WhyApi
-from corral.client.resources.loads import Loads
-from corral.client.resources.logs import Logs
-from corral.client.resources.models import GALLERIES_S, Models, Uploads
-from corral.client.resources.nodes import Nodes
-from corral.client.resources.operations import Operations
-from corral.client.resources.rollouts import RolloutsApi
-from corral.contract.admin import Cluster, GalleryView
 from corral.contract.codec import Message, always
-from corral.kit.clock import Clock
 from corral.kit.errors import NotFound
+
+if TYPE_CHECKING:
+    from corral.client.resources.backends import BackendsApi
+    from corral.client.resources.bundles import Bundles
+    from corral.client.resources.fleet import FleetFiles, Keys, Requests, Tokens, WhyApi
+    from corral.client.resources.loads import Loads
+    from corral.client.resources.logs import Logs
+    from corral.client.resources.models import Models, Uploads
+    from corral.client.resources.nodes import Nodes
+    from corral.client.resources.operations import Operations
+    from corral.client.resources.rollouts import RolloutsApi
+    from corral.contract.admin import Cluster, GalleryView
 
 
 class KeyIdentity(Message, frozen=True):
@@ -28,50 +29,109 @@ class KeyIdentity(Message, frozen=True):
 
 
 class Client(ApiConnection):
-    """`async with Client(endpoint) as client: await client.nodes.list()`."""
+    """`async with Client(endpoint) as client: await client.nodes.list()`.
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        timeout_s: float = 30.0,
-        idle_s: float = 60.0,
-        restart_s: float = 10.0,
-        is_supervised: Callable[[], bool] | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        super().__init__(
-            endpoint,
-            timeout_s=timeout_s,
-            idle_s=idle_s,
-            restart_s=restart_s,
-            is_supervised=is_supervised,
-            clock=clock,
-        )
-        self.nodes = Nodes(self)
-        self.tokens = Tokens(self)
-        self.keys = Keys(self)
-        self.backends = BackendsApi(self)
-        self.models = Models(self)
-        self.uploads = Uploads(self)
-        self.bundles = Bundles(self)
-        self.fleet = FleetFiles(self)
-        self.loads = Loads(self)
-        self.logs = Logs(self)
-        self.why = WhyApi(self)
-        self.operations = Operations(self)
-        self.rollouts = RolloutsApi(self)
-        self.requests = Requests(self)
+    A resource and the types of its answers are imported at its first use: a command needs one or two of them.
+    """
+
+    @cached_property
+    def nodes(self) -> Nodes:
+        from corral.client.resources.nodes import Nodes
+
+        return Nodes(self)
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        from corral.client.resources.fleet import Tokens
+
+        return Tokens(self)
+
+    @cached_property
+    def keys(self) -> Keys:
+        from corral.client.resources.fleet import Keys
+
+        return Keys(self)
+
+    @cached_property
+    def backends(self) -> BackendsApi:
+        from corral.client.resources.backends import BackendsApi
+
+        return BackendsApi(self)
+
+    @cached_property
+    def models(self) -> Models:
+        from corral.client.resources.models import Models
+
+        return Models(self)
+
+    @cached_property
+    def uploads(self) -> Uploads:
+        from corral.client.resources.models import Uploads
+
+        return Uploads(self)
+
+    @cached_property
+    def bundles(self) -> Bundles:
+        from corral.client.resources.bundles import Bundles
+
+        return Bundles(self)
+
+    @cached_property
+    def fleet(self) -> FleetFiles:
+        from corral.client.resources.fleet import FleetFiles
+
+        return FleetFiles(self)
+
+    @cached_property
+    def loads(self) -> Loads:
+        from corral.client.resources.loads import Loads
+
+        return Loads(self)
+
+    @cached_property
+    def logs(self) -> Logs:
+        from corral.client.resources.logs import Logs
+
+        return Logs(self)
+
+    @cached_property
+    def why(self) -> WhyApi:
+        from corral.client.resources.fleet import WhyApi
+
+        return WhyApi(self)
+
+    @cached_property
+    def operations(self) -> Operations:
+        from corral.client.resources.operations import Operations
+
+        return Operations(self)
+
+    @cached_property
+    def rollouts(self) -> RolloutsApi:
+        from corral.client.resources.rollouts import RolloutsApi
+
+        return RolloutsApi(self)
+
+    @cached_property
+    def requests(self) -> Requests:
+        from corral.client.resources.fleet import Requests
+
+        return Requests(self)
 
     async def me(self) -> KeyIdentity:
         """The name and role of the key."""
         return await self.call("GET", "/api/me", KeyIdentity)
 
     async def cluster(self) -> Cluster:
+        from corral.contract.admin import Cluster
+
         return await self.call("GET", "/api/cluster", Cluster)
 
     async def galleries(self) -> tuple[GalleryView, ...]:
         """The galleries and their errors. Empty from an older controller that does not report them."""
+        from corral.client.resources.models import GALLERIES_S
+        from corral.contract.admin import GalleryView
+
         try:
             return await self.call("GET", "/api/galleries", tuple[GalleryView, ...], timeout_s=GALLERIES_S)
         except NotFound:

@@ -1,5 +1,6 @@
-"""One connection pool to the HTTP API: calls, streams and events, with the errors of `errors.py`.
+"""One connection to the HTTP API: calls, streams and events, with the errors of `errors.py`.
 
+Calls go through `http_exchange.py`, streams and uploads through `streams.py`, which is imported at its first use.
 `Client` adds a class per resource. Redirects are never followed: the key must not be sent to another host. Over https
 the client trusts the system's CAs, a CA file, or a pinned CA (`kit/ca_pin.py`).
 """
@@ -7,30 +8,28 @@ the client trusts the system's CAs, a CA file, or a pinned CA (`kit/ca_pin.py`).
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 from urllib.parse import quote
 
-import aiohttp
-from yarl import URL
-
 from corral.client.endpoint import Endpoint
-from corral.client.errors import error_of, unreachable
-from corral.client.events import EventParser, FleetEvent, Lost, Restarted, read_event
+from corral.client.errors import BROKEN, ConnectFailed, error_of, unreachable
+from corral.client.http_exchange import Answer, HttpExchange
 from corral.contract.codec import Undecodable, decode, encode
-from corral.kit.backoff import Backoff
-from corral.kit.ca_pin import fetch_pinned_ca, is_pin, trust_context
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Failed, Invalid, NotFound, Unavailable, Unreachable
 
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from corral.client.events import FleetEvent
+    from corral.client.streams import Streams
+
 T = TypeVar("T")
 ALL_EVENTS = "/api/events"
-_BROKEN = (aiohttp.ClientError, OSError, TimeoutError)
 _RETRY_S = 0.2
 
 
@@ -63,30 +62,31 @@ class ApiConnection:
         self._restart_s = restart_s
         self._is_supervised = is_supervised
         self._clock = clock or SystemClock()
-        self._session: aiohttp.ClientSession | None = None
+        self._trust: ssl.SSLContext | None = None
+        self._calls: HttpExchange | None = None
+        self._streams: Streams | None = None
 
     async def __aenter__(self) -> Self:
         place = self.endpoint
-        trust = await trust_of(place.url, place.ca, timeout_s=self._timeout_s, any_name=place.any_name)
-        self._session = aiohttp.ClientSession(
-            # True: aiohttp's default, for plain http.
-            connector=aiohttp.TCPConnector(ssl=trust if trust is not None else True),
-            headers={"Authorization": f"Bearer {self.endpoint.key}", "Accept": "application/json"},
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-        )
+        self._trust = await trust_of(place.url, place.ca, timeout_s=self._timeout_s, any_name=place.any_name)
+        self._calls = HttpExchange(place.url, self._trust, self._headers)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self._calls is not None:
+            await self._calls.close()
+        if self._streams is not None:
+            await self._streams.close()
 
     async def server_time(self) -> datetime | None:
         """The controller's clock, to the second, from the Date header."""
-        _, _, date = await self._get("/api/me")
+        from email.utils import parsedate_to_datetime
+
+        answer = await self._get("/api/me")
         try:
-            return parsedate_to_datetime(date)
+            return parsedate_to_datetime(answer.headers.get("date", ""))
         except ValueError:
             return None
 
@@ -104,61 +104,60 @@ class ApiConnection:
         """`timeout_s`: for calls that take longer."""
         data = None if body is None else encode(body)
         headers = {"Content-Type": "application/json"} if data is not None else {}
-        return await self._exchange(method, path, data, headers, timeout_s)
+        limit_s = timeout_s or self._timeout_s
+        try:
+            answer = await self._through_restart(
+                lambda: self._open.request(method, path, headers=headers, body=data, timeout_s=limit_s)
+            )
+        except BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=method != "GET") from error
+        if 200 <= answer.status < 300:
+            return answer.body
+        raise error_of(answer.status, answer.body, retry_after=answer.headers.get("retry-after"))
 
     async def put_bytes(self, path: str, kind: type[T], data: bytes, *, timeout_s: float) -> T:
         """PUT plain bytes; returns the decoded answer. Raises a CorralError."""
-        payload = await self._exchange("PUT", path, data, {"Content-Type": "application/octet-stream"}, timeout_s)
+        headers = {"Content-Type": "application/octet-stream"}
+        try:
+            async with await self._through_restart(
+                lambda: self._streaming().send("PUT", path, headers=headers, body=data, total_s=timeout_s)
+            ) as answer:
+                payload = await answer.read()
+        except BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=True) from error
+        if not 200 <= answer.status < 300:
+            raise error_of(answer.status, payload, retry_after=answer.headers.get("Retry-After"))
         try:
             return decode(kind, payload)
         except Undecodable as error:
             raise Failed(f"{self.endpoint.url}{path} did not answer like Corral: {error}") from error
 
-    async def _exchange(
-        self, method: str, path: str, data: bytes | None, headers: dict[str, str], timeout_s: float | None
-    ) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
-        try:
-            async with await self._request(method, path, data=data, headers=headers, timeout=timeout) as answer:
-                payload = await answer.read()
-        except _BROKEN as error:
-            raise unreachable(self.endpoint.url, error, may_have_happened=method != "GET") from error
-        if 200 <= answer.status < 300:
-            return payload
-        raise error_of(answer.status, payload, retry_after=answer.headers.get("Retry-After"))
-
     async def stream(
         self, path: str, body: object, *, head: list[tuple[str, str]] | None = None
     ) -> AsyncGenerator[bytes, None]:
         """The streamed answer to a POST, without a total timeout. `head` is filled with the response headers."""
-        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s)
+        headers = {"Content-Type": "application/json", "Accept": "*/*"}
+        data = encode(body)
         try:
-            async with await self._request(
-                "POST",
-                path,
-                data=encode(body),
-                headers={"Content-Type": "application/json", "Accept": "*/*"},
-                timeout=timeout,
+            async with await self._through_restart(
+                lambda: self._streaming().send("POST", path, headers=headers, body=data, connect_s=self._timeout_s)
             ) as answer:
                 if answer.status != 200:
                     raise error_of(answer.status, await answer.read(), retry_after=answer.headers.get("Retry-After"))
                 if head is not None:
                     head.extend(answer.headers.items())
-                async for chunk in answer.content.iter_any():
-                    yield chunk
-        except _BROKEN as error:
+                async for piece in answer.pieces():
+                    yield piece
+        except BROKEN as error:
             raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
 
-    async def _request(self, method: str, path: str, **options: Any) -> aiohttp.ClientResponse:
+    async def _through_restart(self, send: Callable[[], Awaitable[T]]) -> T:
         """Send a request. A refused connection is retried, whatever the method: the request was not sent."""
         until = self._clock.monotonic() + self._restart_s
         while True:
             try:
-                # Never follow a redirect: the key must not be sent to another host.
-                return await self._open.request(method, self._url(path), allow_redirects=False, **options)
-            except aiohttp.ClientSSLError:
-                raise  # a server answered
-            except aiohttp.ClientConnectorError as error:
+                return await send()
+            except ConnectFailed as error:
                 if self._is_supervised is None or not self._is_supervised():
                     raise
                 if self._clock.monotonic() >= until:
@@ -170,62 +169,62 @@ class ApiConnection:
 
     async def read_lines(self, path: str) -> AsyncGenerator[bytes, None]:
         """The answer to a GET line by line, until it ends; the server must send something within `idle_s`."""
-        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=self._idle_s)
         try:
-            async with self._open.get(self._url(path), timeout=timeout, allow_redirects=False) as answer:
+            async with await self._streaming().send(
+                "GET", path, connect_s=self._timeout_s, silence_s=self._idle_s
+            ) as answer:
                 if answer.status != 200:
                     raise error_of(answer.status, await answer.read())
                 waiting = b""
-                async for chunk in answer.content.iter_any():
+                async for chunk in answer.pieces():
                     *lines, waiting = (waiting + chunk).split(b"\n")
                     for line in lines:
                         yield line
-        except _BROKEN as error:
+        except BROKEN as error:
             raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
 
     async def read_bytes(self, path: str) -> AsyncGenerator[bytes, None]:
         """The answer to a GET in pieces, until it ends; the server must send something within `idle_s`."""
-        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=self._idle_s)
         try:
-            async with self._open.get(self._url(path), timeout=timeout, allow_redirects=False) as answer:
+            async with await self._streaming().send(
+                "GET", path, connect_s=self._timeout_s, silence_s=self._idle_s
+            ) as answer:
                 if answer.status != 200:
                     raise error_of(answer.status, await answer.read(), retry_after=answer.headers.get("Retry-After"))
-                async for chunk in answer.content.iter_any():
+                async for chunk in answer.pieces():
                     yield chunk
-        except _BROKEN as error:
+        except BROKEN as error:
             raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
 
     async def status_of(self, path: str) -> tuple[int, bytes]:
         """A probe (`/readyz`): returns any status instead of raising."""
-        status, body, _ = await self._get(path)
-        return status, body
+        answer = await self._get(path)
+        return answer.status, answer.body
 
-    async def _get(self, path: str) -> tuple[int, bytes, str]:
+    async def _get(self, path: str) -> Answer:
         try:
-            async with self._open.get(self._url(path), allow_redirects=False) as answer:
-                return answer.status, await answer.read(), answer.headers.get("Date", "")
-        except _BROKEN as error:
+            return await self._open.request("GET", path, body=None, timeout_s=self._timeout_s)
+        except BROKEN as error:
             raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
 
     async def events(self, path: str = ALL_EVENTS) -> AsyncGenerator[FleetEvent, None]:
         """One event stream, until it ends. Always ends with `Unreachable`, even if the server closes it regularly."""
-        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=self._idle_s)
+        from corral.client.events import EventParser, Restarted, read_event
+
         parser = EventParser()
+        headers = {"Accept": "text/event-stream"}
         try:
-            async with self._open.get(
-                self._url(path),
-                timeout=timeout,
-                headers={"Accept": "text/event-stream"},
-                allow_redirects=False,
+            async with await self._streaming().send(
+                "GET", path, headers=headers, connect_s=self._timeout_s, silence_s=self._idle_s
             ) as answer:
                 if answer.status != 200:
                     raise error_of(answer.status, await answer.read())
                 yield Restarted()
-                async for chunk in answer.content.iter_any():
+                async for chunk in answer.pieces():
                     for raw in parser.feed(chunk):
                         if (event := read_event(raw)) is not None:
                             yield event
-        except _BROKEN as error:
+        except BROKEN as error:
             raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
         except Undecodable as error:
             raise Failed(f"{self.endpoint.url}{path} sent an event that is not Corral's: {error}") from error
@@ -237,6 +236,9 @@ class ApiConnection:
         """Events for ever: a broken stream gives `Lost`, is opened again, and begins with `Restarted` and the whole
         state. Errors that a retry cannot fix (a wrong key) are raised. So is Unreachable before the first event, unless
         `reached` tells that another call has reached the fleet."""
+        from corral.client.events import Lost
+        from corral.kit.backoff import Backoff
+
         backoff = Backoff(first_s=first_s, cap_s=cap_s)
         while True:
             try:
@@ -251,15 +253,22 @@ class ApiConnection:
                 yield Lost(error.message)
             await self._clock.sleep(backoff.next_s())
 
-    def _url(self, path: str) -> URL:
-        # Already encoded: encoding again would split names with slashes or dots into segments.
-        return URL(self.endpoint.url + path, encoded=True)
+    @property
+    def _open(self) -> HttpExchange:
+        if self._calls is None:
+            raise RuntimeError("use the client with `async with`")
+        return self._calls
+
+    def _streaming(self) -> Streams:
+        if self._streams is None:
+            from corral.client.streams import Streams
+
+            self._streams = Streams(self._open.url, self._trust, self._headers)
+        return self._streams
 
     @property
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise RuntimeError("use the client with `async with`")
-        return self._session
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.endpoint.key}", "Accept": "application/json"}
 
 
 async def trust_of(url: str, ca: str, *, timeout_s: float, any_name: bool = False) -> ssl.SSLContext | None:
@@ -268,6 +277,8 @@ async def trust_of(url: str, ca: str, *, timeout_s: float, any_name: bool = Fals
         return None
     if not ca:
         return ssl.create_default_context()
+    from corral.kit.ca_pin import is_pin
+
     if is_pin(ca):
         context = _context_from(await _fetch_pinned(url, ca, timeout_s=timeout_s), source=ca)
     else:
@@ -286,6 +297,8 @@ def _context_from_file(file: Path) -> ssl.SSLContext:
 
 
 def _context_from(pem: str, *, source: str) -> ssl.SSLContext:
+    from corral.kit.ca_pin import trust_context
+
     try:
         return trust_context(pem)
     except ssl.SSLError as error:
@@ -293,6 +306,8 @@ def _context_from(pem: str, *, source: str) -> ssl.SSLContext:
 
 
 async def _fetch_pinned(url: str, pin: str, *, timeout_s: float) -> str:
+    from corral.kit.ca_pin import fetch_pinned_ca
+
     try:
         return await fetch_pinned_ca(url, pin, timeout_s=timeout_s)
     except ValueError as error:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ssl
 
-import aiohttp
-
 from corral.contract.codec import Message, Undecodable, decode
 from corral.kit.errors import (
     Conflict,
@@ -43,6 +41,29 @@ _KINDS: tuple[type[CorralError], ...] = (*_BY_STATUS.values(), NoCapacity, Unrea
 _BY_CODE = {kind.code: kind for kind in _KINDS} | {"no_space": NoCapacity}
 _MAX_TEXT_CHARS = 300
 NO_ANSWER = (Unreachable, Unavailable, OutcomeUnknown)  # no answer now; the requested work goes on
+
+
+class ConnectFailed(Exception):
+    """No connection; nothing was sent."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.reason = reason_of(error)
+
+
+class Disconnected(ConnectionError):
+    """The server closed the connection instead of answering."""
+
+
+class BrokenAnswer(Exception):
+    """The connection broke in the middle of the answer."""
+
+
+class NotHttp(Exception):
+    """The answer cannot be read."""
+
+
+BROKEN = (OSError, TimeoutError, ConnectFailed, BrokenAnswer, NotHttp)
 
 
 class _ErrorBody(Message, frozen=True):
@@ -94,19 +115,19 @@ def _seconds(text: str | None) -> float:
 
 def unreachable(url: str, error: BaseException, *, may_have_happened: bool) -> CorralError:
     """The error if no answer came. For calls that change something the outcome is unknown."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
-        reason = getattr(getattr(error, "certificate_error", error), "verify_message", "") or str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = error.verify_message or str(error)
         return Unreachable(
             f"the certificate of {url} is not trusted ({reason}): "
             "give the fleet's CA with --ca (a PEM file, or sha256:… from the join line)"
         )
-    if isinstance(error, aiohttp.ClientConnectorSSLError | ssl.SSLError):
+    if isinstance(error, ssl.SSLError):
         return Unreachable(f"no TLS at {url}: is it a plain http:// address?")
-    if isinstance(error, aiohttp.ClientConnectorError):
-        reason = reason_of(error.os_error)
-        return Unreachable(f"nothing answers at {url} ({reason}): is the fleet running? start it with `corral up`")
-    if isinstance(error, aiohttp.ClientPayloadError):
-        # aiohttp's text is about the framing of bytes and would be misleading.
+    if isinstance(error, ConnectFailed):
+        return Unreachable(
+            f"nothing answers at {url} ({error.reason}): is the fleet running? start it with `corral up`"
+        )
+    if isinstance(error, BrokenAnswer):
         text = f"the connection to {url} broke in the middle of the answer"
     elif isinstance(error, TimeoutError):
         text = f"{url} did not answer in time"
@@ -114,6 +135,6 @@ def unreachable(url: str, error: BaseException, *, may_have_happened: bool) -> C
         text = f"the connection to {url} broke ({str(error) or type(error).__name__})"
     if may_have_happened:
         return OutcomeUnknown(f"{text}: it may or may not have been done; look before you repeat it")
-    if isinstance(error, aiohttp.ServerDisconnectedError) and url.startswith("http://"):
+    if isinstance(error, Disconnected | NotHttp) and url.startswith("http://"):
         return Unreachable(f"{text}: is it an https:// address? if not, try again, or see `corral doctor`")
     return Unreachable(f"{text}: try again, or see `corral doctor`")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -22,6 +21,8 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let `write` fill a temporary file that only its owner may read, sync, rename."""
+    import tempfile  # here: commands that only read a file start faster without it
+
     descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

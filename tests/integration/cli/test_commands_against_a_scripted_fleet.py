@@ -7,6 +7,7 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,34 @@ from tests.support.waiting import wait_for
 
 def changes(corral: Corral) -> list[tuple[str, str]]:
     return [(method, path) for method, path, _ in corral.fleet.calls if method != "GET"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nodes", "list"),
+        ("nodes", "show", "attic"),
+        ("nodes", "drain", "attic"),
+        ("models", "list"),
+        ("ops", "list"),
+        ("keys", "list"),
+        ("ps",),
+        (),
+    ],
+)
+def test_calls_without_a_terminal_import_neither_aiohttp_nor_rich(corral: Corral, words: tuple[str, ...]) -> None:
+    """They take longer to import than everything else that such a command does."""
+    program = (
+        "import sys; from corral.cli.main import main; "
+        f"code = main({list(words)}); print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    unwanted = {"aiohttp", "yarl", "rich", "structlog", "email", "http.client", "cryptography", "tempfile"}
+    unwanted |= {"corral.client.streams", "corral.client.events", "corral.contract.bundles"}
+    if "nodes" in words:
+        unwanted |= {"random", "corral.contract.catalogue", "corral.contract.installs", "corral.contract.rollouts"}
+    assert unwanted & set(ran.stderr.split()) == set()
 
 
 def test_nodes_list_is_a_table_for_people(corral: Corral) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from corral.client import Changed, Client, Endpoint, Lost, NodeRemoved, NodeSeen, Restarted, StateComplete
+from corral.client import Client, Endpoint
+from corral.client.events import Changed, Lost, NodeRemoved, NodeSeen, Restarted, StateComplete
 from corral.contract.admin import CreateJoinToken, CreateKey
 from corral.kit import errors
 from corral.kit.certificates import Ca, make_ca

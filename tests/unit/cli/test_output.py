@@ -53,6 +53,20 @@ def test_a_table_off_a_terminal_has_no_colour_no_frame_and_no_cut(monkeypatch: p
     assert "\x1b" not in out.getvalue()
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("a", "healthy", "", "1"), ("b" * 300, "offline", "", "")],
+        [("機械室", "healthy", "", "x"), ("café", "pending", "é", "🐑")],
+        [("", "", "", ""), (" indented", "trailing  ", "[red]x[/red]", "a\nb\x1b[2J")],
+        [("only", "", "", "")],
+    ],
+)
+def test_a_table_off_a_terminal_has_the_lines_that_rich_would_print(rows: list[tuple[str, ...]]) -> None:
+    columns = ("NAME", "STATUS", "NOTE", "MODELS")
+    assert output.plain_lines(columns, rows) == output.table_lines(columns, rows, 10_000)
+
+
 def test_colour_on_a_terminal_but_not_under_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

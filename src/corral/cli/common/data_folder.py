@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -140,6 +139,8 @@ def chosen_folder(data: str | None, context: str | None) -> DataFolder:
 
 def run_folder(data: Path, env: Mapping[str, str], *, uid: int | None = None) -> Path:
     """The folder of the Unix sockets: a short path, private, the same at every start, removed by a reboot."""
+    import hashlib  # here: most commands need no sockets
+
     tag = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:10]
     runtime = env.get("XDG_RUNTIME_DIR") or ""
     wanted = Path(runtime) / f"corral-{tag}"

@@ -104,8 +104,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    lines = [tuple(printable(cell) for cell in row) for row in rows]
-    used = [at for at in range(len(columns)) if not lines or any(line[at] for line in lines)]
+    lines = _printable_cells(rows)
+    used = _used_columns(columns, lines)
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
     for at in used:
         shown.add_column(columns[at], overflow="fold", no_wrap=False)
@@ -114,12 +114,45 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return shown
 
 
+def _printable_cells(rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    return [tuple(printable(cell) for cell in row) for row in rows]
+
+
+def _used_columns(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:
+    return [at for at in range(len(columns)) if not lines or any(line[at] for line in lines)]
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
     if not rows:
         print_note(empty)
         return
-    for line in _rendered(columns, rows, console()):
+    for line in _rendered(columns, rows, console()) if _has_styles() else plain_lines(columns, rows):
         print_line(line)
+
+
+def _has_styles() -> bool:
+    """Whether stdout gets colours and a width. The two variables are those with which a user makes rich treat a pipe as
+    a terminal."""
+    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE"))
+
+
+def plain_lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The table for a file or a pipe: the same lines as rich's, without the time of importing rich."""
+    lines = _printable_cells(rows)
+    cells = [[line[at] for at in _used_columns(columns, lines)] for line in (tuple(columns), *lines)]
+    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell + " " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -191,6 +190,8 @@ async def _replace_or_save_draft(client: Client, name: str, edit: EditModel) -> 
     try:
         return await client.models.replace(name, edit)
     except CorralError as error:
+        import tempfile
+
         with tempfile.NamedTemporaryFile("w", prefix="corral-", suffix=".yaml", delete=False) as draft:
             draft.write(edit.text)
         raise Failed(
@@ -233,6 +234,8 @@ def _edit_in_editor(model: ModelView) -> str | None:
         raise declare.BadParameter("cannot open an editor without a terminal: use --set, --unset or --file")
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     before = to_yaml(model.definition)
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="corral-") as folder:
         path = Path(folder) / "model.yaml"
         path.write_text(before, encoding="utf-8")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 from corral.cli.common import declare
 from corral.cli.common.fleet_command import fleet_command
 from corral.cli.common.options import Detach, Json
-from corral.cli.models.chat import send
 from corral.cli.models.install import install_all
 from corral.cli.models.replicas import Model, print_replicas
 from corral.cli.models.sources import SourceOptions
@@ -38,6 +37,8 @@ async def run_model(
       corral run smollm2-135m
       corral run smollm2-135m "What is a corral?"
     """
+    from corral.cli.models.chat import send  # here: `corral ps` needs no terminal for conversations
+
     return await send(client, model, prompt)
 
 
