@@ -95,6 +95,9 @@ async def corral(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Page
         await page.put(barn, made_node("loft", "draining"), labels={"tier": "fast"})
         await page.put(made_node("attic", "pending"))
         await models_of(page.store, page.feed).install(InstallModel(definition={"name": MODEL, "backend": "llama-cpp"}))
+        for _ in range(6):  # more history than its box shows
+            await page.nodes.drain("barn")
+            await page.nodes.resume("barn")
         now = datetime.now(UTC)
         async with page.store.write() as tx:
             revision = (await models.get(tx, MODEL)).revision
