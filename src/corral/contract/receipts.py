@@ -8,6 +8,12 @@ import msgspec
 from corral.contract.codec import Message, always
 
 MAX_ERROR_TEXT = 200  # characters
+CLIENT_GONE = 499  # as in nginx: the client left before the response was complete
+
+
+def is_failure(status: int, ending: str) -> bool:
+    """Whether the fleet failed the client. A client that left by itself is no failure."""
+    return (status >= 400 and status != CLIENT_GONE) or ending == "upstream_broke"
 
 
 class Receipt(Message, frozen=True):

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import structs
 from sqlalchemy import Insert, bindparam
 
+from corral.contract.receipts import is_failure
 from corral.store import Store
 from corral.store.tables import api_keys, nodes, receipts
 from corral.store.tables.api_keys import ApiKey
@@ -56,6 +57,16 @@ async def test_they_are_found_by_model_key_node_status_and_time(store: Store) ->
     assert await ids(store, failed=True) == await ids(store, status=500, status_end=600) == ["b"]
     assert await ids(store, status=200, status_end=201) == ["c", "d", "a"]
     assert await ids(store, since=NOON + timedelta(seconds=1), model="other") == ["c", "d"]
+
+
+async def test_failures_in_sql_are_those_of_the_contract(store: Store) -> None:
+    """A client that left has not been failed by the fleet."""
+    cases = {"left": (499, "client_left"), "broke": (200, "upstream_broke"), "refused": (429, ""), "fine": (200, "")}
+    rows = [a_receipt(id=id, at=NOON, status=status, ending=ending) for id, (status, ending) in cases.items()]
+    async with store.write() as tx:
+        await receipts.insert(tx, [row_of(row) for row in rows])
+    expected = sorted(id for id, (status, ending) in cases.items() if is_failure(status, ending))
+    assert sorted(await ids(store, failed=True)) == expected == ["broke", "refused"]
 
 
 async def test_a_controller_that_knows_no_errors_writes_beside_one_that_does(store: Store) -> None:

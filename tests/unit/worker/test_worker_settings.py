@@ -83,6 +83,8 @@ def test_environment(variable: str, text: str, field: str, value: object) -> Non
         ("CORRAL_NAME", "x" * 256, "at most 255"),
         ("CORRAL_NAME", "a\x07b", "control characters"),
         ("CORRAL_NAME", "--all-pending", "hyphen"),
+        ("CORRAL_NAME", "a/b", "slash"),
+        ("CORRAL_NAME", "..", "slash"),
         ("CORRAL_PORT", "70000", "CORRAL_PORT: 70000 is not a port"),
         ("CORRAL_PORT", "many", "'many'"),
         ("CORRAL_ADVERTISE", "http://w1:1", "is not an address"),

@@ -43,7 +43,9 @@ async def list_requests(
         str,
         declare.Option("--node", metavar="NODE", help="only requests that this node answered", callback=reject_empty),
     ] = "",
-    failed: Annotated[bool, declare.Option("--failed", help="only requests with status 400 or higher")] = False,
+    failed: Annotated[
+        bool, declare.Option("--failed", help="only failed requests; clients that left do not count")
+    ] = False,
     status: Annotated[
         str,
         declare.Option(

@@ -123,6 +123,8 @@ class FleetState:
 
 def request_rates(requests: Sequence[RequestView], now: datetime, *, is_whole: bool) -> RequestRates:
     """`is_whole`: there are no older receipts than these. Pure."""
+    from corral.contract.receipts import is_failure  # as late as the rest of the contract here
+
     recent: list[RequestView] = []
     ages: list[float] = []
     for each in requests:
@@ -137,7 +139,7 @@ def request_rates(requests: Sequence[RequestView], now: datetime, *, is_whole: b
     return RequestRates(
         window_s=window_s,
         requests=len(recent),
-        failed=sum(each.status >= 400 for each in recent),
+        failed=sum(is_failure(each.status, each.ending) for each in recent),
         tokens_per_s=sum(each.completion_tokens for each in recent) / window_s,
         first_token_ms=first[len(first) // 2] if first else 0.0,
     )

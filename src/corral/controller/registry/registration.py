@@ -46,6 +46,8 @@ def check_offer(offer: RegisterNode) -> None:
         raise Invalid("name must not hold control characters")
     if offer.name.startswith("-"):  # `corral nodes approve --all-pending` must mean one thing only
         raise Invalid("name must not begin with a hyphen")
+    if "/" in offer.name or offer.name in (".", ".."):  # it is one segment of paths: /nodes/NAME
+        raise Invalid("name must not be . or .. or contain a slash")
     check_address("address", offer.address)
     check_address("http_address", offer.http_address)
     if offer.ingress is not None and not 0 < offer.ingress.port < 65536:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from corral.contract.hardware import Device
-from corral.contract.receipts import Receipt
+from corral.contract.receipts import Receipt, is_failure
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.samples.series import Tally, begin_of, bucket_of
 from corral.kit.clock import Clock
@@ -181,7 +181,7 @@ async def _of_known_models(tx: Transaction, rows: list[Sample]) -> list[Sample]:
 
 
 def _count(receipt: Receipt, tallies: Iterable[Tally]) -> None:
-    failed = receipt.status >= 400 or receipt.ending == "upstream_broke"
+    failed = is_failure(receipt.status, receipt.ending)
     first = bucket_of(receipt.first_byte_ms) if receipt.first_byte_ms > 0 else None
     queued = bucket_of(receipt.queue_ms) if receipt.queue_ms > 0 else None
     for tally in tallies:

@@ -9,6 +9,7 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.params import Parameter
 
+from corral.contract.receipts import is_failure
 from corral.controller.api.auth import viewers
 from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.replicas.listing import ReplicaListing
@@ -45,7 +46,7 @@ async def request_page(context: PageContext, receipts: ReceiptService, request_i
         found = await receipts.find_at(request_id, moment) if moment else None
         if found is None:
             raise HTTPException(status_code=404, detail="There is no such request, or its receipt was deleted by now.")
-        failed = found.status >= 400 or found.ending == "upstream_broke"
+        failed = is_failure(found.status, found.ending)
         return {"request": found, "failed": failed, "facts_list": facts_of(found), "when": ago(moment, context.now())}
 
     return await context.page("request.html", REQUESTS, "", fill)

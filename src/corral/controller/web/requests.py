@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from corral.contract.receipts import RequestView, parse_statuses
+from corral.contract.receipts import RequestView, is_failure, parse_statuses
 from corral.controller.web.links import model_href, node_href
 from corral.controller.web.words import ago, parse_moment
 
@@ -165,7 +165,7 @@ def _line(view: RequestView, now: datetime) -> RequestLine:
         path=view.path,
         who=view.key or view.key_id,
         status=view.status,
-        failed=view.status >= 400 or view.ending == "upstream_broke",
+        failed=is_failure(view.status, view.ending),
         node=view.node or view.node_id,
         queued=span(view.queue_ms),
         loaded=span(view.load_ms),

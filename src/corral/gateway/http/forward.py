@@ -27,6 +27,7 @@ from corral.contract.http import (
     UpstreamFailed,
 )
 from corral.contract.models import LONGEST_NAME
+from corral.contract.receipts import CLIENT_GONE
 from corral.gateway import responses
 from corral.gateway.http.bodies import BudgetExceeded
 from corral.gateway.http.cors import Cors
@@ -35,7 +36,7 @@ from corral.gateway.http.model_field import FieldReader
 from corral.gateway.http.multipart import SpooledBody
 from corral.gateway.http.rate_limits import KeyLimiter
 from corral.gateway.receipts.buffer import ReceiptBuffer, ReceiptTemplate, served_by
-from corral.gateway.receipts.metrics import CLIENT_GONE, RouteCounts
+from corral.gateway.receipts.metrics import RouteCounts
 from corral.gateway.receipts.spans import RequestSpans, RequestTrace
 from corral.gateway.receipts.usage import NO_USAGE, Usage, UsageTap
 from corral.gateway.responses import NO_ERROR, ReceiptError, Response, receipt_error

@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from corral.contract.http import ClientGone, FastPath, PreparedForward, Request, Responder
+from corral.contract.receipts import CLIENT_GONE
 from corral.gateway.http.controller_relay import ControllerRelay
 from corral.gateway.http.forward import Forwarder
 from corral.gateway.http.inference_api import INFERENCE_PATHS, MODELS_PATH, InferenceApi, suggest_path
 from corral.gateway.http.status_routes import STATUS_PATHS, StatusRoutes
-from corral.gateway.receipts.metrics import CLIENT_GONE, Metrics, RouteClass, RouteCounts
+from corral.gateway.receipts.metrics import Metrics, RouteClass, RouteCounts
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
 

@@ -16,13 +16,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from corral.contract.http import RelayResult
+from corral.contract.receipts import CLIENT_GONE
 from corral.gateway.receipts.buffer import FinishedRequest
 from corral.gateway.view.cache import ViewCounts
 from corral.kit.histogram import Histogram
 from corral.relay import Counters
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"  # of `generate_latest`
-CLIENT_GONE = 499  # as in nginx: the client left before the response was complete
 
 MAX_UNCOUNTED = 256
 

@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import delete as delete_from
 
+from corral.contract.receipts import CLIENT_GONE
 from corral.store.engine.schema import insert_whole, metadata, records
 from corral.store.engine.statements import Row
 from corral.store.engine.transactions import Transaction
@@ -140,6 +141,14 @@ _NEWEST = (
     .order_by(table.c.at.desc(), table.c.id)
     .limit(bindparam("limit", type_=Integer))
 )
+
+
+def _failed(rows: Any) -> Any:
+    """`contract.receipts.is_failure` in SQL."""
+    refused = (rows.c.status >= 400) & (rows.c.status != CLIENT_GONE)
+    return refused | (rows.c.ending == "upstream_broke")
+
+
 _FILTERS: dict[str, Any] = {
     "model": (table.c.model == bindparam("model")) | (table.c.served_by == bindparam("model")),
     "key": (table.c.key_id == bindparam("key")) | (api_keys.table.c.name == bindparam("key")),
@@ -147,7 +156,7 @@ _FILTERS: dict[str, Any] = {
     "id": table.c.id == bindparam("id"),
     "until": table.c.at < bindparam("until", type_=Instant()),
     "node": (table.c.node_id == bindparam("node")) | (nodes.table.c.name == bindparam("node")),
-    "failed": table.c.status >= 400,
+    "failed": _failed(table),
     "status": table.c.status >= bindparam("status"),
     "status_end": table.c.status < bindparam("status_end"),
     "since": table.c.at >= bindparam("since", type_=Instant()),
@@ -155,7 +164,7 @@ _FILTERS: dict[str, Any] = {
     | ((table.c.at == bindparam("before", type_=Instant())) & (table.c.id > bindparam("before_id"))),
 }
 _RECENT = (
-    select(table.c.key_id, table.c.status, table.c.prompt_tokens, table.c.completion_tokens)
+    select(table.c.key_id, table.c.status, table.c.ending, table.c.prompt_tokens, table.c.completion_tokens)
     .where(table.c.at >= bindparam("since", type_=Instant()))
     .order_by(table.c.at.desc())
     .limit(bindparam("limit", type_=Integer))
@@ -164,7 +173,7 @@ _RECENT = (
 _BY_KEY = select(
     _RECENT.c.key_id,
     func.count(),
-    func.sum(case((_RECENT.c.status >= 400, 1), else_=0)),
+    func.sum(case((_failed(_RECENT), 1), else_=0)),
     func.sum(_RECENT.c.prompt_tokens),
     func.sum(_RECENT.c.completion_tokens),
 ).group_by(_RECENT.c.key_id)

@@ -35,6 +35,8 @@ def _node_name(value: str) -> str | None:
         return f"the name has {len(value)} characters; at most {MAX_NAME_LENGTH} are allowed"
     if value.startswith("-"):
         return f"{value!r} begins with a hyphen; a command would take it for an option"
+    if "/" in value or value in (".", ".."):
+        return f"{value!r} cannot be part of an address such as /nodes/NAME; use a name without a slash"
     return None if value.isprintable() else f"{value!r} contains control characters"
 
 
