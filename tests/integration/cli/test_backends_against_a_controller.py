@@ -86,7 +86,7 @@ async def test_from_install_to_delete(api: Api, corral: Command) -> None:
     api.fleet.catalogue.publish("vllm", "sha256:two")
     code, out, err = await corral("backends", "upgrade", "vllm", "--dry-run")
     assert re.search(r"attic +upgrade +cpu-vllm +1\.0 → 2\.0", out)
-    assert "switches first" in err
+    assert "then one node of each hardware class switches" in err
     code, out, _ = await corral("backends", "upgrade", "vllm")
     assert (code, out.splitlines()[-1]) == (0, "vllm: upgraded on attic, shed")
     code, out, _ = await corral("backends", "upgrade", "vllm")
