@@ -18,6 +18,7 @@ from corral.bus.api import Bus, Subscription
 from corral.contract.codec import decode, encode
 from corral.contract.messages import backends as wire
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
+from corral.contract.messages.replicas import ReplicaProcess
 
 _times = itertools.count(1)
 
@@ -139,6 +140,7 @@ class CorralWorker(ScriptedWorker):
         self.running: dict[tuple[str, int], tuple[str, str]] = {}  # → kind, backend
         self.damaged: tuple[str, ...] = ()  # files of whatever is verified
         self.cured = False  # whether the libraries are there now that orders were refused for
+        self.listed_processes: tuple[ReplicaProcess, ...] = ()  # in its heartbeats
         self.carried_out: list[tuple[str, str, int]] = []  # kind, op_id, attempt of everything really done
         self._seq = 0
         self._listed_last: tuple[wire.NodeBackend, ...] = ()
@@ -197,7 +199,13 @@ class CorralWorker(ScriptedWorker):
             wire.OrderReport(op, attempt, "install", result.backend, result, cured=self.cured and bool(result.missing))
             for (op, attempt), result in self.outcomes.items()
         ]
-        beat = BusHeartbeat(boot_id=self.boot_id, inventory=rows, inventory_seq=seq, orders=tuple(orders))
+        beat = BusHeartbeat(
+            boot_id=self.boot_id,
+            inventory=rows,
+            inventory_seq=seq,
+            orders=tuple(orders),
+            processes=self.listed_processes,
+        )
         await self.bus.publish(NODE_HEARTBEAT, beat, node=self.node_id)
 
     async def progress(self, op: str, **fields: Any) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from typing import Any
 
 import pytest
 
-from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.contract.rollouts import RolloutView
 from corral.controller.rollouts.options import parse_rollout
 from corral.kit.errors import Conflict, Invalid
 from corral.store.engine.types import to_us
-from corral.store.tables import node_backends, receipts
+from corral.store.records import IntentStage
+from corral.store.tables import backend_intents, node_backends, receipts
 from tests.support.backend_fleet import Fleet
 from tests.support.scripted_worker import CorralWorker
 from tests.support.waiting import until
@@ -40,9 +42,8 @@ async def tell(fleet: Fleet, worker: CorralWorker, *, restarts: int = 0) -> str:
     digest = worker.installed["vllm"]["digest"]
     process_id = f"{worker.node_id}/{digest}"
     process = ReplicaProcess(process_id, "smol", 0, "vllm", "ready", "openai", digest=digest, restarts=restarts)
-    rows, seq = worker.inventory()
-    beat = BusHeartbeat(boot_id=worker.boot_id, inventory=rows, inventory_seq=seq, processes=(process,))
-    await worker.bus.publish(NODE_HEARTBEAT, beat, node=worker.node_id)
+    worker.listed_processes = (process,)
+    await worker.beat()
 
     async def known() -> bool:
         async with fleet.store.read() as tx:
@@ -66,7 +67,7 @@ def _receipt(worker: CorralWorker, digest: str, now: datetime, failed: bool, fir
     spread_us = int(first_ms * 1000 * (0.8 + 0.4 * (number % 17) / 17))
     numbers = (500 if failed else 200, 0, 0, 0, 0 if failed else spread_us, spread_us + 500_000, 10, 50, 1)
     texts = ("key", "smol", "/v1/chat/completions", "", worker.node_id, f"{worker.node_id}/{digest}", "r1", digest, "")
-    return (to_us(now) + number, f"request-{number}", *texts, *numbers, False, not failed)
+    return (to_us(now) + number, f"request-{number}", *texts, *numbers, False, not failed, "", "")
 
 
 async def upgrade(fleet: Fleet, soak: str = LONG, **more: Any) -> str:
@@ -100,6 +101,36 @@ async def until_soak(fleet: Fleet, workers: dict[str, CorralWorker], soak: str =
 
     await until(watched)
     return operation, canary
+
+
+async def until_accepted(fleet: Fleet, workers: Iterable[CorralWorker]) -> None:
+    """The controller knows that they work on their orders: it will not send them again, nor will another one."""
+
+    async def accepted() -> bool:
+        async with fleet.store.read() as tx:
+            found = await backend_intents.list_(tx, [worker.node_id for worker in workers])
+        return all(row.stage is IntentStage.SENT and row.accepted_at is not None for row in found)
+
+    await until(lambda: all(worker.at_once for worker in workers))
+    await until(accepted)
+
+
+@contextlib.asynccontextmanager
+async def heartbeats(workers: Iterable[CorralWorker]) -> AsyncIterator[None]:
+    """As real workers send them: they list the outcomes of which no controller heard."""
+
+    async def beat() -> None:
+        while True:
+            for worker in workers:
+                await worker.beat()
+            await asyncio.sleep(0.05)
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
 
 
 def switched(workers: dict[str, CorralWorker]) -> list[str]:
@@ -213,14 +244,15 @@ async def test_a_controller_killed_in_any_phase_is_continued_by_another(local_fl
         for worker in workers.values():
             worker.script.hold = asyncio.Event()
         operation = await upgrade(fleet)
-        await until(lambda: all(worker.at_once for worker in workers.values()))
+        await until_accepted(fleet, list(workers.values()))
         await fleet.first.kill()
         for worker in workers.values():
             assert worker.script.hold is not None
             worker.script.hold.set()
         await fleet.controller("c2")
-        canary = (await until_phase(fleet, operation, "soak")).classes[0].canary
-        assert switched(workers) == [canary]
+        async with heartbeats(workers.values()):
+            canary = (await until_phase(fleet, operation, "soak")).classes[0].canary
+            await until(lambda: switched(workers) == [canary])
         return
     operation, canary = await until_soak(fleet, workers)
     others = [worker for name, worker in workers.items() if name != canary]
@@ -228,28 +260,29 @@ async def test_a_controller_killed_in_any_phase_is_continued_by_another(local_fl
         for worker in others:
             worker.script.hold = asyncio.Event()
         await fleet.first.backends.rollouts.promote(operation, by="ann")
-        await until(lambda: all(worker.at_once for worker in others))
+        await until_accepted(fleet, others)
     elif where == "reverting":
         workers[canary].script.hold = asyncio.Event()
         await serve(fleet, workers[canary], 150, failing=30)
         await until_phase(fleet, operation, "reverted")
-        await until(lambda: workers[canary].at_once)
+        await until_accepted(fleet, [workers[canary]])
     before = await view(fleet, operation)
     await fleet.first.kill()
     for worker in workers.values():
         if worker.script.hold is not None:
             worker.script.hold.set()
     second = await fleet.controller("c2")
-    if where == "soak":
-        await serve(fleet, workers[canary], 150, failing=30)
-        found = await until_phase(fleet, operation, "reverted")
-        assert found.classes[0].canary == canary
-    await until(lambda: second.leadership.epoch("reconcile") > 0)
-    if where == "waves":
-        await fleet.until(operation, "done")
-        assert switched(workers) == ["a", "b", "c"]
-    else:
-        await until(lambda: switched(workers) == [])
+    async with heartbeats(workers.values()):
+        if where == "soak":
+            await serve(fleet, workers[canary], 150, failing=30)
+            found = await until_phase(fleet, operation, "reverted")
+            assert found.classes[0].canary == canary
+        await until(lambda: second.leadership.epoch("reconcile") > 0)
+        if where == "waves":
+            await fleet.until(operation, "done")
+            assert switched(workers) == ["a", "b", "c"]
+        else:
+            await until(lambda: switched(workers) == [])
     if where == "reverting":
         assert (await second.backends.rollouts.view(operation)) == before, "the same decision"
 
