@@ -36,6 +36,7 @@ async def test_a_machine_joins_gets_a_backend_on_the_page_and_outlives_a_control
     async with chromium() as browser, new_person(browser) as person:
         page = await person.tab()
         await sign_in(page, fleet.url, fleet.key)
+        await page.get_by_role("link", name="Nodes", exact=True).click()
         await expect(page.locator("tbody .pill")).to_have_text(["healthy"])
         await expect(page.get_by_text("bus connected")).to_be_visible()
 
@@ -45,16 +46,16 @@ async def test_a_machine_joins_gets_a_backend_on_the_page_and_outlives_a_control
         await page.get_by_role("button", name="Approve barn").click()
         await expect(barn.locator(".pill")).to_have_text("healthy")
 
-        await page.get_by_role("link", name="Backends").click()
+        await page.get_by_role("link", name="Backends", exact=True).click()
         await page.get_by_role("button", name="Install a backend").click()
         await page.get_by_role("button", name="Install… mock", exact=True).click()
         ask = page.get_by_role("dialog", name="Install mock?")
         await expect(ask.get_by_role("status")).to_contain_text("of 2 nodes")
         await ask.get_by_role("button", name="Install", exact=True).click()
         await expect(page.get_by_role("row", name="mock").get_by_role("rowheader")).to_contain_text("on 2 of 2 nodes: ")
-        await page.get_by_role("link", name="Operations").click()
+        await page.get_by_role("link", name="Operations", exact=True).click()
         await expect(page.locator("#history")).to_contain_text("install mock done")
-        await page.get_by_role("link", name="Nodes").click()
+        await page.get_by_role("link", name="Nodes", exact=True).click()
         await expect(barn.locator(".pill")).to_have_text("healthy")
 
         with fleet.restarts_suspended():
@@ -76,6 +77,7 @@ async def test_over_tls_the_session_travels_encrypted_only(fleet: Fleet) -> None
     async with chromium() as browser, new_person(browser, ignore_https_errors=True) as person:
         page = await person.tab()
         await sign_in(page, url, fleet.key)
+        await page.get_by_role("link", name="Nodes", exact=True).click()
         await expect(page.get_by_role("heading", name="Nodes")).to_be_visible()
         session = next(c for c in await person.context.cookies() if c["name"] == "corral_session")
         assert (session["secure"], session["httpOnly"], session["sameSite"]) == (True, True, "Strict")
