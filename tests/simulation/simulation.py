@@ -97,7 +97,7 @@ class Simulation:
         self._taken_out: list[TakenOut] = []
         self._running: dict[str, asyncio.Task[None]] = {}
         self._healed = False
-        self._leaving = False
+        self.is_leaving = False  # the run ends: nobody comes back, and nobody waits for anybody
         self._lives = itertools.count(1)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._http = self.chance("http")
@@ -236,7 +236,7 @@ class Simulation:
         return task
 
     def _count_fault(self, kind: str) -> None:
-        if not self._leaving:
+        if not self.is_leaving:
             self.census.faults[kind] += 1
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
@@ -245,7 +245,7 @@ class Simulation:
             self.failed(f"unexpected: {task.exception()!r}")
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        self.loop.call_later(seconds, lambda: None if self._leaving else what())
+        self.loop.call_later(seconds, lambda: None if self.is_leaving else what())
 
     def while_failing(self, seconds: float, what: Callable[[], None]) -> None:
         """The next step or the end of one fault. `heal` ends every fault at once: a timer of the time of trouble that
@@ -373,7 +373,7 @@ class Simulation:
                 self.start_worker(name)
 
     async def _leave(self) -> None:
-        self._leaving = True  # nobody who is dead by now comes back
+        self.is_leaving = True  # nobody who is dead by now comes back
         self.census.simulated_s = self.loop.time()
         self.census.faults["message lost"] = self.hub.dropped
         self.census.faults["message doubled"] = self.hub.duplicated

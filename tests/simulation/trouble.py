@@ -344,7 +344,7 @@ class People:
         """Until somebody has heard it."""
         await asyncio.sleep(after_s)
         resumed = False
-        while not resumed:
+        while not resumed and not self.sim.is_leaving:
             controller = self.sim.some_controller()
             resumed = controller is not None and await self._resumed(controller, node)
             await asyncio.sleep(1)
