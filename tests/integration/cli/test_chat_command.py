@@ -10,6 +10,8 @@ import pty
 import re
 import select
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,43 @@ def test_a_talk_ends_at_once_when_it_is_interrupted_at_its_prompt(corral: Corral
     os.write(ours, b"\x03")
     assert talking.wait(60) == 130
     os.close(ours)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        # In C alone, as a signal arrives: Python runs no instruction between it and the wait for a key.
+        "readline.set_pre_input_hook(partial(CDLL(None)['raise'], int(signal.SIGINT)))",
+        "signal.raise_signal(signal.SIGINT)",
+    ],
+    ids=["after the prompt is shown, before a key is waited for", "before the prompt"],
+)
+def test_an_interrupt_is_noticed_that_comes_before_a_key_is_waited_for(moment: str) -> None:
+    words = f"""
+import asyncio, readline, signal
+from ctypes import CDLL
+from functools import partial
+from corral.cli.models.chat_terminal import LineReader
+
+async def talk():
+    reader = LineReader(None)
+    {moment}
+    await reader.read("> ")
+
+try:
+    asyncio.run(talk())
+except KeyboardInterrupt:
+    raise SystemExit(130)
+"""
+    ours, theirs = pty.openpty()
+    talking = subprocess.Popen([sys.executable, "-c", words], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        assert talking.wait(60) == 130
+    finally:
+        talking.kill()
+        talking.wait()
+        os.close(ours)
 
 
 def test_in_a_talk_an_answer_that_is_interrupted_ends_and_the_talk_goes_on(corral: Corral) -> None:

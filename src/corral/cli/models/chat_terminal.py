@@ -5,11 +5,14 @@ Readline is used only where stdin and stdout are both a terminal: elsewhere it w
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +32,7 @@ Ctrl-C stops an answer; at the prompt, Ctrl-C and Ctrl-D end the conversation.""
 COMMANDS = ("/help", "/model", "/reset", "/save")
 _WORD = re.compile(r"\s+|\S+")
 _FENCE = ("```", "~~~")
+_REPEAT_S = 0.05
 
 
 def parse_command(line: str) -> tuple[str, str] | None:
@@ -114,7 +118,7 @@ class LineReader:
 
     async def read(self, prompt: str) -> str:
         """Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C."""
-        line = await _read_plain(prompt) if self._readline is None else _read_edited(prompt)
+        line = await _read_plain(prompt) if self._readline is None else await _read_edited(prompt)
         if line.strip():
             self._remember(" ".join(line.split("\n")).strip())  # pasted lines are one prompt
         return line
@@ -143,13 +147,54 @@ def _find_readline() -> ModuleType | None:
     return readline
 
 
-def _read_edited(prompt: str) -> str:
+async def _read_edited(prompt: str) -> str:
     """Blocks: nothing else happens while a person types. asyncio's handler of Ctrl-C would not end it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with _interruptible():
+        await asyncio.sleep(0)  # ends here if Ctrl-C came before: asyncio's handler has cancelled the command
+        return input(prompt)  # noqa: ASYNC250 - nothing else is to happen meanwhile
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, once. Python's readline looks for signals only when one interrupts its wait for
+    a key: one that arrives just before the wait would be noticed at the next key. So a thread repeats it until it is.
+    """
+    is_raised = False
+    main = threading.get_ident()
+
+    def interrupt(*_: object) -> None:
+        nonlocal is_raised
+        if not is_raised:
+            is_raised = True
+            raise KeyboardInterrupt
+
+    def repeat(signals: socket.socket) -> None:
+        while True:
+            try:
+                arrived = signals.recv(64)
+            except TimeoutError:
+                signal.pthread_kill(main, signal.SIGINT)
+                continue
+            if not arrived:  # the wait is over
+                return
+            if signal.SIGINT in arrived:
+                signals.settimeout(_REPEAT_S)
+
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    repeating = threading.Thread(target=repeat, args=(ours,), name="repeat Ctrl-C", daemon=True)
+    repeating.start()
+    handler = signal.getsignal(signal.SIGINT)
+    wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     try:
-        return input(prompt)
+        signal.signal(signal.SIGINT, interrupt)
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.set_wakeup_fd(wakeup)
+        theirs.close()
+        repeating.join()
+        ours.close()
+        signal.signal(signal.SIGINT, handler)
 
 
 async def _read_plain(prompt: str) -> str:
