@@ -290,6 +290,8 @@ class OperationNode(msgspec.Struct, frozen=True, gc=False):
     variant: str = ""
     version: str = ""
     digest: str = ""
+    sources: dict[str, int] = msgspec.field(default_factory=dict)  # received bytes by source
+    bad_sources: tuple[str, ...] = ()  # that sent wrong data
 
 
 class RolloutPhase(StrEnum):

@@ -31,6 +31,28 @@ async def test_two_controllers_order_once_and_show_the_same(fleet: Fleet) -> Non
         assert len(worker.orders()) == 2
 
 
+async def test_a_controller_that_starts_later_shows_from_where_the_nodes_received_their_data(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    await until(lambda: _leads(fleet.first))
+    barn.script.hold = asyncio.Event()
+    operation = await fleet.install()
+    await until(lambda: barn.at_once)
+    moving = {"attempt": 1, "phase": "downloading", "sources": {"attic": 384}, "bad_sources": ("byre",)}
+    await barn.progress(operation, seq=1, **moving)
+    await until(lambda: _has_sources(fleet, operation, fleet.first))
+    barn.script.hold.set()
+    await fleet.until(operation, "done")
+    await barn.progress(operation, seq=2, **moving | {"sources": {"attic": 999}})  # too late
+    second = await fleet.controller("c2")
+    (row,) = (await fleet.view(operation, second)).nodes
+    assert (row.sources, row.bad_sources) == ({"attic": 384}, ("byre",))
+    assert await fleet.view(operation, fleet.first) == await fleet.view(operation, second)
+
+
+async def _has_sources(fleet: Fleet, operation: str, on: Controller) -> bool:
+    return all(row.sources for row in (await fleet.view(operation, on)).nodes)
+
+
 async def test_the_other_controller_goes_on_when_one_is_killed_in_mid_install(fleet: Fleet) -> None:
     barn, old = await fleet.corral("barn"), await fleet.localai("old-hand")
     await until(lambda: _leads(fleet.first))

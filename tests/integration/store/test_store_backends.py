@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -199,11 +200,13 @@ async def test_a_row_that_has_ended_stays_as_it_ended(store: Store) -> None:
     async with store.write() as tx:
         await operations.insert(tx, an_operation())
         await operation_nodes.put(tx, [an_op_row(), an_op_row(node_id="n2", node_name="annex")])
-        await operation_nodes.put(tx, [an_op_row(status="success", percentage=100.0)])
+        came_from: dict[str, Any] = {"sources": {"barn": 2**40}, "bad_sources": ("attic",)}
+        await operation_nodes.put(tx, [an_op_row(status="success", percentage=100.0, **came_from)])
         await operation_nodes.put(tx, [an_op_row(status="downloading", percentage=3.0)])
     async with store.read() as tx:
         annex, barn = await operation_nodes.list_(tx, "op")
         assert (annex.node_name, barn.status, barn.percentage) == ("annex", "success", 100.0)
+        assert (barn.sources, barn.bad_sources) == ({"barn": 2**40}, ("attic",))
         assert await operation_nodes.list_open(tx) == [annex]
         assert await operation_nodes.list_open(tx, ["n1"]) == []
         assert await operation_nodes.list_for(tx, ["op", "none"]) == {"op": [annex, barn]}

@@ -39,6 +39,18 @@ def tick(attempt: int, seq: int, percentage: float = 0.0) -> ProgressEvent:
     return ProgressEvent(attempt, seq, "downloading", "layer", percentage, 1, 2, 3.0)
 
 
+def test_a_bad_source_stays_named_in_later_attempts_and_data_counts_for_its_attempt() -> None:
+    now = row(attempt=1)
+    for attempt, seq, sources, bad, expected in (
+        (1, 1, {"attic": 3}, ("barn",), ({"attic": 3}, ("barn",))),
+        (1, 2, {}, (), ({"attic": 3}, ("barn",))),
+        (2, 1, {}, ("byre",), ({}, ("barn", "byre"))),
+    ):
+        event = ProgressEvent(attempt, seq, "downloading", "layer", 1.0, 1, 2, 3.0, sources, bad)
+        now = merge_progress(now, event)
+        assert (now.sources, now.bad_sources) == expected
+
+
 def test_words_of_the_contract() -> None:
     words = [status.value for status in OperationNodeStatus]
     assert words[:3] == ["queued", "downloading", "running_on_worker"]

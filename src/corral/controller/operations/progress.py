@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from corral.bus.api import Bus, Tokens
-from corral.contract.admin import OperationNodeView, OperationView
+from corral.contract.admin import OperationView
 from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress
 from corral.contract.messages.staging import STAGE_PROGRESS
 from corral.controller.backends.plan import Done, Drop, Step, Stop
@@ -33,6 +33,7 @@ from corral.controller.backends.rules import Unwanted, Wanted
 from corral.controller.backends.world import World
 from corral.controller.operations.state import (
     LAST_OF_ATTEMPT,
+    MAX_SOURCES,
     SOAKING,
     ProgressEvent,
     Shown,
@@ -56,6 +57,9 @@ from corral.store.tables.operations import Operation
 SUPERSEDED = "a later operation decides about this node"
 NO_RULE = "no rule requires it on this node any more"
 NODE_GONE = "the node was deleted"
+
+
+Merge = Callable[[str, Sequence[OperationNode]], list[OperationNode]]  # `ProgressCollector.merge`
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,12 @@ async def record_steps(
     steps: Mapping[str, Sequence[Step]],
     intents: Mapping[tuple[str, str], BackendIntent],
     soaking: Mapping[tuple[str, str], Held],
+    *,
+    merge: Merge,
 ) -> bool:
     """True if anything changed that users can see. `intents`: those that changed in this pass. `soaking`: by operation
-    and node, canaries whose rows stay open."""
+    and node, canaries whose rows stay open. `merge`: adds the progress that is not stored yet, for a row that ends
+    keeps what it has then."""
     rows = await operation_nodes.list_open(tx, list(world.nodes))
     orphans = await operation_nodes.list_orphans(tx)
     sends = [(node_id, step) for node_id, own in steps.items() for step in own if isinstance(step, Send)]
@@ -94,7 +101,8 @@ async def record_steps(
         return False
     known = {operation.id: operation for operation in await operations.list_for(tx, sorted(named))}
     changed = [replace(settle(row, OperationNodeStatus.WITHDRAWN, NODE_GONE), updated_at=world.now) for row in orphans]
-    for before in rows:
+    for stored in rows:
+        (before,) = merge(stored.operation_id, [stored])
         canary = soaking.get((before.operation_id, before.node_id))
         after = (
             after_soak(before, canary.reason, waits=canary.stopped)
@@ -203,7 +211,6 @@ def _late_rows(
 
 
 MAX_OPERATIONS_PER_NODE = 16  # a limit on the memory that one node can claim
-MAX_SOURCES = 32
 MAX_SOURCE_NAME = 100
 _IDLE_S = 60.0
 _SHOWN_FOR = timedelta(minutes=5)  # subscribers still receive an operation for this time after its end
@@ -276,10 +283,13 @@ class ProgressCollector:
         """The rows with the progress received since they were stored."""
         result = []
         for row in rows:
-            own = self._events.get(row.node_id)
-            event = own.get(operation_id) if own is not None else None
+            event = self._event(operation_id, row.node_id)
             result.append(row if event is None else merge_progress(row, event))
         return result
+
+    def _event(self, operation_id: str, node_id: str) -> ProgressEvent | None:
+        own = self._events.get(node_id)
+        return own.get(operation_id) if own is not None else None
 
     async def read(self, tx: Transaction) -> dict[str, OperationView]:
         """Views of the operations that run or have just ended, for subscribers of the change feed."""
@@ -297,14 +307,7 @@ class ProgressCollector:
     def view(self, operation: Operation, rows: Sequence[OperationNode]) -> OperationView:
         about_one = operation.scope_kind == "node" and len(rows) == 1
         name = rows[0].node_name if about_one else ""
-        view = operation_view(operation, self.merge(operation.id, rows), scope_name=name)
-        if not any(self._sources(operation.id, row.node_id) or self._bad(operation.id, row.node_id) for row in rows):
-            return view
-        return replace(view, nodes=tuple(self._with_sources(operation.id, node) for node in view.nodes))
-
-    def _with_sources(self, operation_id: str, node: OperationNodeView) -> OperationNodeView:
-        sources = dict(self._sources(operation_id, node.node_id))
-        return replace(node, sources=sources, bad_sources=self._bad(operation_id, node.node_id))
+        return operation_view(operation, self.merge(operation.id, rows), scope_name=name)
 
     def sources_text(self, operation_id: str, node_id: str) -> str:
         """How much came from which source, and which one sent wrong data, as far as the node reported it."""
@@ -314,13 +317,11 @@ class ProgressCollector:
         return sources_text({}, self._bad(operation_id, node_id))
 
     def _sources(self, operation_id: str, node_id: str) -> Mapping[str, int]:
-        own = self._events.get(node_id)
-        event = own.get(operation_id) if own is not None else None
+        event = self._event(operation_id, node_id)
         return event.sources if event is not None else {}
 
     def _bad(self, operation_id: str, node_id: str) -> tuple[str, ...]:
-        own = self._events.get(node_id)
-        event = own.get(operation_id) if own is not None else None
+        event = self._event(operation_id, node_id)
         return event.bad_sources if event is not None else ()
 
     async def publish(self) -> None:

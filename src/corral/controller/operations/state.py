@@ -31,6 +31,7 @@ _UNCOUNTED = frozenset({OperationNodeStatus.SKIPPED, OperationNodeStatus.WITHDRA
 
 # The number after which no event of an attempt counts: events that still arrive are late.
 LAST_OF_ATTEMPT = 2**62
+MAX_SOURCES = 32  # of one node
 
 
 class ProgressEvent(Struct, frozen=True):
@@ -78,6 +79,9 @@ def merge_progress(row: OperationNode, event: ProgressEvent) -> OperationNode:
         seq=event.seq,
         next_try_at=None,
         waits=False,
+        # Steps after the download have no sources. A bad one is named once: a later attempt does not use it.
+        sources=dict(event.sources) or ({} if fresh else row.sources),
+        bad_sources=tuple(dict.fromkeys((*row.bad_sources, *event.bad_sources)))[:MAX_SOURCES],
     )
 
 
@@ -160,6 +164,7 @@ def _sent(row: OperationNode, step: Send) -> OperationNode:
         seq=0,
         next_try_at=None,
         waits=False,
+        sources={},
         variant=step.build.variant if step.build else row.variant,
         digest=step.build.digest if step.build else row.digest,
     )

@@ -172,6 +172,8 @@ def node_view(row: OperationNode) -> OperationNodeView:
         row.digest,
         row.reason if succeeded else "",
         eta_s(row.current_bytes, row.total_bytes, row.rate),
+        row.sources,
+        row.bad_sources,
     )
 
 

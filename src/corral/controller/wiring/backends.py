@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from corral.blobs.oci.registry import RegistrySettings
@@ -73,6 +74,15 @@ class Backends:
             second_try_s=pace.second_try_s,
         )
         self.catalogue = catalogue
+        self.progress = ProgressCollector(
+            store,
+            bus,
+            leadership,
+            feed,
+            clock,
+            publish_s=settings.progress_interval_s,
+            write_s=settings.progress_write_interval_s,
+        )
         self.reconciler = Reconciler(
             store,
             bus,
@@ -83,7 +93,7 @@ class Backends:
             feed,
             clock,
             settings,
-            record_steps=record_steps,
+            record_steps=partial(record_steps, merge=self.progress.merge),
             revert_rollout=revert_rollout,
             renew_s=pace.renew_s,
             rest_s=pace.rest_s,
@@ -99,15 +109,6 @@ class Backends:
             flush_s=pace.inventory_flush_s,
             read_every_s=settings.inventory_interval_s,
             poll_s=min(pace.silent_poll_s, settings.inventory_interval_s),
-        )
-        self.progress = ProgressCollector(
-            store,
-            bus,
-            leadership,
-            feed,
-            clock,
-            publish_s=settings.progress_interval_s,
-            write_s=settings.progress_write_interval_s,
         )
         self.resolver = RequestResolver(store, catalogue, self.reconciler.targets, budget_s=settings.accept_budget_s)
         self.acceptor = OperationAcceptor(store, self.resolver, feed)

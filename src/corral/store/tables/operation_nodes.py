@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, and
 
 from corral.store.engine.schema import NameText, columns_of, metadata, records, upsert_whole
 from corral.store.engine.transactions import Transaction
-from corral.store.engine.types import Choice, Instant, Real, among, storable
+from corral.store.engine.types import Choice, Instant, Json, Real, among, storable
 from corral.store.records import CONTROLLER, ENDED, OperationNode, OperationNodeStatus
 from corral.store.tables import nodes, operations
 
@@ -37,6 +37,8 @@ table = Table(
     Column("variant", Text, nullable=False),
     Column("version", Text, nullable=False),
     Column("digest", Text, nullable=False),
+    Column("sources", Json(dict[str, int]), nullable=False, server_default="{}"),
+    Column("bad_sources", Json(tuple[str, ...]), nullable=False, server_default="[]"),
 )
 
 # Not `not_in`, whose list is written out anew for every row of a put.
