@@ -118,7 +118,7 @@ async def test_metrics_read_names_and_hardware_of_the_first_nodes(store: Store) 
     async with store.read() as tx:
         assert await nodes.list_names(tx) == {row.id: row.name for row in rows}
         [first] = await nodes.list_hardware(tx, limit=1)
-    assert first == NodeHardware("barn", "healthy", 64, 16, 0, 0, (device,))
+    assert first == NodeHardware("barn", "healthy", 64, 16, 0, 0, (device,), rows[1].id)
 
 
 async def test_a_change_raises_the_version_and_keeps_the_rest(store: Store) -> None:
