@@ -153,22 +153,9 @@ def mock_copy(folder: Path, version: str = "1") -> Path:
 
 
 def tiny_files(want: str = "", *, label: str = "") -> list[dict[str, Any]]:
-    """An openai backend as an order's inline source carries it; `want` as in tests/support/supervising.py, and
-    post=STATUS: what it answers to a POST, or ends with when that is less than 100."""
+    """An openai backend as an order's inline source carries it; `want` as in tests/support/supervising.py."""
     head = f'import os\nos.environ.setdefault("TINY", {want!r})\nLABEL = {label!r}\n'
-    post = (
-        "    def do_POST(self):\n"
-        "        status = int(want.get('post', 200))\n"
-        "        if status < 100:\n"
-        "            print('cannot be asked', file=sys.stderr, flush=True)\n"
-        "            os._exit(status)\n"
-        "        self.send_response(status)\n"
-        "        self.send_header('Content-Length', '0')\n"
-        "        self.end_headers()\n"
-    )
-    return [
-        {"path": "tiny.py", "text": head + TINY.replace("    def do_GET(self):\n", post + "    def do_GET(self):\n")}
-    ]
+    return [{"path": "tiny.py", "text": head + TINY}]
 
 
 TINY_MANIFEST = {

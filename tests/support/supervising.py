@@ -70,7 +70,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.do_GET()
+        status = int(want.get("post", 200))
+        if status < 100:
+            print("cannot be asked", file=sys.stderr, flush=True)
+            os._exit(status)
+        if status == 200:
+            return self.do_GET()
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 http.server.ThreadingHTTPServer.allow_reuse_address = True
 http.server.ThreadingHTTPServer((host, port), Handler).serve_forever()
 """
