@@ -159,6 +159,7 @@ async def test_a_deleted_node_is_told_but_its_credential_ends_with_its_time(by_a
     await until(refused, "end of the credential's time", CREDENTIAL_TTL_S + DEADLINE_S)
 
 
+@pytest.mark.long
 def test_one_password_for_everybody_works_and_is_called_what_it_is(tmp_path: Path) -> None:
     config = f"authorization: {{ user: corral, password: {PASSWORD} }}"
     cluster = ExternalBus(tmp_path, config, user=f"corral:{PASSWORD}", CORRAL_BUS_SHARED_CREDENTIALS="true")
@@ -190,6 +191,7 @@ def issue(authority: Ca, folder: Path, name: str) -> tuple[Path, Path]:
     return certificate, key
 
 
+@pytest.mark.long
 def test_a_bus_that_wants_certificates_gets_them(tmp_path: Path, keys: BusKeys, authority: Ca) -> None:
     (tmp_path / "ca.crt").write_text(authority.certificate_pem)
     server, server_key = issue(authority, tmp_path, "server")

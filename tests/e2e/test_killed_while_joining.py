@@ -152,6 +152,7 @@ def are_well(cluster: Cluster, joined: Sequence[Joiner]) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_a_worker_killed_again_and_again_while_it_registers(cluster: Cluster, chance: random.Random) -> None:
     with joiners(cluster, "barn", "byre") as machines:
         plans = {

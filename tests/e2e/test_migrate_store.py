@@ -67,6 +67,7 @@ def furnish(fleet: Fleet) -> tuple[Process, str, str]:
     return worker, key, fleet.token("--uses", "3", "--pre-approved", "--name", "rack")
 
 
+@pytest.mark.long
 def test_a_fleet_moves_and_everybody_finds_it_as_it_was(fleet: Fleet, postgres: Postgres) -> None:
     worker, key, token = furnish(fleet)
     before, keys, tokens = lasting(fleet), listed(fleet, "keys"), listed(fleet, "token")

@@ -109,6 +109,7 @@ def test_renewed_files_are_used_and_a_broken_pair_keeps_the_old_one(fleet: Fleet
     wait_for(lambda: presented(fleet, PUBLIC) != renewed, "certificate after the broken one")
 
 
+@pytest.mark.long
 def test_a_certificate_that_the_system_trusts_needs_no_pin(
     tmp_path_factory: pytest.TempPathFactory, own: OwnCa
 ) -> None:

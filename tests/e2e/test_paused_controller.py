@@ -59,6 +59,7 @@ def test_the_only_controller_is_stopped_for_longer_than_a_node_may_be_silent(clu
     cluster.wait_status(member, "barn", "offline")
 
 
+@pytest.mark.long
 def test_one_of_two_is_stopped_and_comes_back_with_yesterdays_news(tmp_path: Path, postgres: Postgres) -> None:
     cluster = Cluster(tmp_path, postgres.new_database())
     try:

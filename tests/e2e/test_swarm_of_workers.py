@@ -126,6 +126,7 @@ def storage_env(storage: ObjectStorage) -> dict[str, str]:
     return {"CORRAL_STORAGE_URL": storage.url, **keys}
 
 
+@pytest.mark.long
 def test_the_same_with_an_object_storage(tmp_path: Path) -> None:
     with open_object_storage() as storage, open_fleet(tmp_path, **storage_env(storage)) as fleet:
         operation = stage(fleet)

@@ -14,7 +14,7 @@ from corral.store import open_store
 from tests.simulation.simulation import Broken, simulate
 from tests.simulation.trouble import chaos
 
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "150"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "100"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
