@@ -27,7 +27,7 @@ _OPERATIONS = {
     "/v1/embeddings": "embeddings",
 }
 _OTHER_OPERATION = "generate_content"
-_ENDINGS = {"client_left": "the client left", "upstream_broke": "the replica broke off"}
+_ENDINGS = {"client_left": "the client disconnected", "upstream_broke": "the replica broke off"}
 
 
 class RequestTrace(NamedTuple):
