@@ -37,7 +37,7 @@ from corral.kit.errors import CorralError
 from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log
 from corral.kit.process import freeze_gc_after_start
-from corral.kit.settings import shown
+from corral.kit.settings import shown_changes
 from corral.kit.sockets import report_ready, take_listeners
 from corral.relay import RelayServer
 
@@ -172,7 +172,7 @@ def run(settings: GatewaySettings) -> int:
     configure_logging(role="gateway", level=settings.log_level, json=settings.log_json)
     inherited = read_inherited(os.environ)
     if inherited is None:
-        log.info("gateway starts", **shown(settings))
+        log.info("gateway starts", **shown_changes(settings))
     _raise_file_limit()
     try:
         if inherited is not None:

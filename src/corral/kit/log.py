@@ -49,34 +49,50 @@ def _clean_event(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> M
     return event
 
 
-def configure_logging(*, role: str, level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:
-    """Call once, at the start of a process. Libraries that use the standard logging get the same format."""
-    stream = stream or sys.stderr
-    shared: list[Any] = [
+def _processors() -> list[Any]:
+    """What each event goes through before it is rendered."""
+    return [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
         _clean_event,
     ]
+
+
+def _formatter(*renderers: Any) -> logging.Formatter:
+    return structlog.stdlib.ProcessorFormatter(
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+        foreign_pre_chain=_processors(),
+    )
+
+
+def line_formatter() -> logging.Formatter:
+    """The console's lines without colours, and without the time, for a reader that has it beside the line."""
+
+    def drop_time(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event.pop("timestamp", None)
+        return event
+
+    return _formatter(drop_time, structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0))
+
+
+def configure_logging(*, role: str, level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:
+    """Call once, at the start of a process. Libraries that use the standard logging get the same format."""
+    stream = stream or sys.stderr
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if json
         else structlog.dev.ConsoleRenderer(colors=stream.isatty(), pad_event_to=34)
     )
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[*_processors(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-            foreign_pre_chain=shared,
-        )
-    )
+    handler.setFormatter(_formatter(renderer))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

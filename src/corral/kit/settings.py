@@ -189,8 +189,15 @@ def describe(kind: type[Any]) -> list[SettingDoc]:
     return docs
 
 
+def shown_changes(settings: Any) -> dict[str, str]:
+    """The settings that differ from their defaults: one line of the log at start, which people read."""
+    fields = _declared_fields(type(settings))
+    changed = {field.name for field, _ in fields if value_of(settings, field.name) != field.default}
+    return {name: text for name, text in shown(settings).items() if name in changed}
+
+
 def shown(settings: Any) -> dict[str, str]:
-    """The settings for the log at start: secrets are only said to be set or not."""
+    """All settings: secrets are only said to be set or not."""
     result = {}
     for field, _ in _declared_fields(type(settings)):
         declared: Declared = field.metadata[_DECLARED]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from corral import __version__
 from corral.blobs.swarm.rate_limit import RateLimit
 from corral.bus.api import Bus
 from corral.contract.messages.blobs import AnnounceBlobs, BlobHints
@@ -30,7 +31,7 @@ from corral.kit.clock import Clock, SystemClock
 from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log, mask_secrets
 from corral.kit.process import freeze_gc_after_start
-from corral.kit.settings import shown
+from corral.kit.settings import shown_changes
 from corral.kit.tasks import Wake, background, run_until
 from corral.kit.tracing.tracer import Tracer, open_tracer
 from corral.worker.agent.agent import Agent
@@ -54,9 +55,11 @@ from corral.worker.ingress.routes import IngressRoutes
 from corral.worker.ingress.server import Ingress
 from corral.worker.ingress.tokens import TokenVerifier
 from corral.worker.metrics import WorkerMetrics
+from corral.worker.own_log import record_own_log
 from corral.worker.reload.handover import HandOver, Successors, inherit, is_successor
 from corral.worker.settings import WorkerSettings, saved
 from corral.worker.status import FatalError, WorkerStatus
+from corral.worker.supervisor.logs import LogBook
 from corral.worker.supervisor.supervisor import Supervisor
 from corral.worker.system.users import BackendUser, choose_backend_user
 from corral.worker.upgrade import readiness
@@ -111,9 +114,10 @@ async def serve(
     stopped, hurry = stopped or asyncio.Event(), hurry or asyncio.Event()
     shutdown = settings.shutdown
     inherited = await inherit(settings.node.data, timeout_s=shutdown.reload_timeout_s) if succeeds else None
-    with hold_folder(settings.node.data) as lock:
+    with record_own_log(settings.processes.backend_log_lines) as own_log, hold_folder(settings.node.data) as lock:
+        log.info("worker starts", version=__version__, **shown_changes(settings))
         saved.save(settings.node.data, given or {})
-        parts = make_parts(settings, clock or SystemClock())
+        parts = make_parts(settings, clock or SystemClock(), own_log)
         if with_localai:
             from corral.worker.localai.wiring import mount_file_server
 
@@ -162,7 +166,7 @@ async def serve(
             return status.handing_over
 
 
-def make_parts(settings: WorkerSettings, clock: Clock) -> Parts:
+def make_parts(settings: WorkerSettings, clock: Clock, own_log: LogBook) -> Parts:
     node = settings.node
     make_folders(settings)
     user = choose_backend_user(node, settings.processes.backend_user)
@@ -204,7 +208,7 @@ def make_parts(settings: WorkerSettings, clock: Clock) -> Parts:
         tokens=tokens,
         wake=wake,
         supervisor=supervisor,
-        routes=IngressRoutes(status, tokens, metrics, supervisor.find, supervisor.logs, files, blobs, tracer),
+        routes=IngressRoutes(status, tokens, metrics, supervisor.find, supervisor.logs, files, blobs, tracer, own_log),
         tracer=tracer,
         hardware=hardware,
         served=served,
@@ -395,7 +399,6 @@ def run(settings: WorkerSettings, given: Mapping[str, str | bool] | None = None,
     """The process: logging, signals, exit code. A `FatalError` becomes one line on stderr. `given`, `watch`: see
     `serve`."""
     configure_logging(role="worker", level=settings.log_level, json=settings.log_json)
-    log.info("worker starts", **shown(settings))
     successors = Successors(reload_command())
     try:
         succeeds = is_successor(os.environ)

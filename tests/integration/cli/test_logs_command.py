@@ -82,3 +82,39 @@ def test_no_line_is_asked_for_and_none_is_missed(corral: Corral) -> None:
     corral.fleet.answers[door("barn", "tiny")] = web.json_response([])
     ran = corral("logs", "tiny@barn", "--tail", "0")
     assert (ran.code, ran.out, ran.err) == (0, "", "")
+
+
+def test_the_log_of_a_worker(corral: Corral) -> None:
+    corral.fleet.answers["GET", "/api/nodes/barn/log"] = web.json_response(lines("worker starts"))
+    ran = corral("logs", "--node", "barn", "--worker", "--tail", "5")
+    assert (ran.code, ran.out, ran.err) == (0, "worker starts\n", "")
+    body = json.dumps(lines("one")[0]) + "\n"
+    corral.fleet.answers["GET", "/api/nodes/barn/log"] = web.Response(text=body, content_type="application/x-ndjson")
+    assert corral("logs", "--node", "barn", "--worker", "-f").out == "one\n"
+
+
+def test_a_worker_that_offers_no_log_says_why(corral: Corral) -> None:
+    why = "barn is a LocalAI worker, which offers only the logs of its backends; read its own log on that machine"
+    corral.fleet.answers["GET", "/api/nodes/barn/log"] = refused(404, why, "not_found")
+    ran = corral("logs", "--node", "barn", "--worker")
+    assert (ran.code, ran.out, ran.err) == (1, "", f"corral: {why}\n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("--worker",), "--worker needs a node"),
+        (("tiny", "--worker", "--node", "barn"), "not both"),
+        (("tiny@barn", "--node", "attic"), "either on barn or on attic"),
+        (("--node", "barn"), "or --node NAME --worker"),
+    ],
+)
+def test_what_cannot_be_asked_for(corral: Corral, asked: tuple[str, ...], said: str) -> None:
+    ran = corral("logs", *asked)
+    assert ran.code != 0
+    assert said in ran.err
+
+
+def test_a_node_by_its_option(corral: Corral) -> None:
+    corral.fleet.answers[door("barn", "tiny")] = web.json_response(lines("ready"))
+    assert corral("logs", "tiny", "--node", "barn").out == "ready\n"

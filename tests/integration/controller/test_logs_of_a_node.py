@@ -49,7 +49,27 @@ async def test_a_workers_logs_are_listed_read_and_followed(cluster: Cluster, tmp
             await asyncio.to_thread(get, running.port, "/say/hello", token=running.token)
             assert json.loads(await follower.content.readline())["text"] == "hello"
         await follow_over_a_websocket(member.url, headers, running)
+        await read_the_workers_own_log(cluster, member.url, headers)
         await see_no_password(member.url, headers, running)
+
+
+async def read_the_workers_own_log(cluster: Cluster, url: str, headers: dict[str, str]) -> None:
+    """Its names are no names of backends' logs, and a reader does not read about itself."""
+    path = "/api/nodes/scribe/log"
+    told = (await asyncio.to_thread(ask, cluster, path)).json()
+    assert "worker starts" in told[0]["text"]
+    assert told[0].keys() == {"timestamp", "stream", "text"}
+    assert len((await asyncio.to_thread(ask, cluster, f"{path}?tail=1")).json()) == 1
+    assert (await asyncio.to_thread(ask, cluster, "/api/nodes/scribe/backend-logs")).json() == ["org/llama"]
+    async with (
+        asyncio.timeout(30),
+        aiohttp.ClientSession(url, headers=headers) as session,
+        session.get(f"{path}?follow=true&tail=1") as follower,
+    ):
+        json.loads(await follower.content.readline())
+        for _ in range(20):
+            told = (await asyncio.to_thread(ask, cluster, path)).json()
+    assert not [line for line in told if "/corral/log" in line["text"]]
 
 
 async def see_no_password(url: str, headers: dict[str, str], running: Running) -> None:
@@ -133,6 +153,8 @@ async def test_a_localai_worker_is_shown_the_token_it_knows(cluster: Cluster) ->
         assert registered.status == 201, registered.body
         assert (await asyncio.to_thread(node.admin, "GET", "/backend-logs/a%2Fb%23c")).json() == ["m"]
         assert ("Bearer shared-token-of-localai", "/v1/backend-logs/a%2Fb%23c") in seen
+        own = await asyncio.to_thread(node.admin, "GET", "/log")
+        assert (own.status, "is a LocalAI worker" in own.json()["error"]["message"]) == (404, True)
         seen.clear()
         other = HandMadeNode(cluster, pre_approved=True)
         registered = await asyncio.to_thread(

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from corral.kit.settings import BadSettings, Seconds, describe, group, read_settings, setting, shown, value_of
+from corral.kit.settings import (
+    BadSettings,
+    Seconds,
+    describe,
+    group,
+    read_settings,
+    setting,
+    shown,
+    shown_changes,
+    value_of,
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,11 @@ def test_secrets_are_never_shown() -> None:
     assert "hunter2" not in str(shown(settings))
     assert shown(settings)["token"] == "set"
     assert shown(settings)["interval_s"] == "10s"
+
+
+def test_a_log_at_start_has_what_differs_from_the_defaults() -> None:
+    settings = read_settings(Example, flags={"url": "u", "token": "hunter2hunter2"}, env={})
+    assert shown_changes(settings) == {"url": "u", "token": "set"}
 
 
 def test_the_description_has_flag_variable_kind_and_default() -> None:

@@ -21,7 +21,7 @@ from corral.kit.clock import SystemClock
 from corral.kit.settings import describe, origins_of, read_settings, shown
 from corral.store.tables.receipts import KeyUsage
 from tests.support.manual_clock import ManualClock
-from tests.support.page import PageApp
+from tests.support.page import PageApp, made_node
 from tests.unit.web.browsing import Browser
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -198,3 +198,14 @@ def test_the_catalogue_says_where_each_backend_fits() -> None:
     assert (lines[0].alias, lines[1].about) == ("engine", "For NVIDIA.")
     assert [line.name for line in catalogue_lines(entries, fits, {}, ListFilter(find="GPU"))] == ["cuda"]
     assert [line.name for line in catalogue_lines(entries, fits, {}, ListFilter(only="fits"))] == ["cpu"]
+
+
+async def test_the_logs_of_a_worker_are_a_source_without_a_name(browser: Browser, page: PageApp) -> None:
+    await page.put(made_node("barn"))
+    await browser.signed_in()
+    text = (await browser.get("/fleet/logs?node=barn&worker=true")).text
+    assert 'data-node="barn" data-name=""' in text
+    assert 'aria-label="Lines of the worker of barn"' in text
+    assert "/fleet/logs?node=barn&amp;worker=true" in (await browser.get("/fleet/logs?node=barn")).text
+    assert "/fleet/logs?node=barn&amp;worker=true" in (await browser.get("/nodes/barn")).text
+    assert "Choose the node" in (await browser.get("/fleet/logs?worker=true")).text

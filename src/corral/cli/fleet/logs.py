@@ -1,4 +1,5 @@
-"""`corral logs MODEL[@NODE]`: the log of the processes of a model or a backend, from all nodes or from one."""
+"""`corral logs MODEL[@NODE]`: the log of the processes of a model or a backend, from all nodes or from one; with
+`--worker` what the worker of a node logs itself."""
 
 from __future__ import annotations
 
@@ -25,30 +26,35 @@ MAX_LINES = 100_000
 async def show_logs(
     client: Client,
     what: Annotated[
-        str,
+        str | None,
         declare.Argument(
             metavar="MODEL[#N][@NODE]",
             help="a model, a replica of a model (#N) or a backend; on every node or on one (@NODE)",
         ),
-    ],
+    ] = None,
+    node: Annotated[
+        str | None, declare.Option("--node", metavar="NODE", help="only this node; the same as @NODE")
+    ] = None,
+    worker: Annotated[
+        bool, declare.Option("--worker", help="what the worker of the node logs itself; needs --node")
+    ] = False,
     follow: Annotated[bool, declare.Option("--follow", "-f", help="print new lines until Ctrl-C")] = False,
     tail: Annotated[
         int, declare.Option("--tail", "-n", metavar="N", min=0, max=MAX_LINES, help="number of last lines to print")
     ] = 100,
     as_json: Json = False,
 ) -> int:
-    """Print the log of the processes of a model or a backend.
+    """Print the log of the processes of a model or a backend, or of a node's worker.
 
     \b
     Examples:
       corral logs smollm2-135m
       corral logs smollm2-135m@barn -f
       corral logs "smollm2-135m#1" --tail 20
+      corral logs --node barn --worker -f
     """
-    name, at, node = what.rpartition("@") if "@" in what else (what, "", "")
-    if not name.strip() or (at and not node.strip()):
-        raise Invalid("give the name of a model or a backend: MODEL, MODEL#N or MODEL@NODE")
-    nodes = [node] if node else await _find_nodes(client, name)
+    name, place = parse_source(what, node, worker=worker)
+    nodes = [place] if place else await _find_nodes(client, name)
     if not nodes:
         raise NotFound(
             f"no node that answers has a log of {name!r}; `corral models list` and `corral backends list` list names"
@@ -57,7 +63,7 @@ async def show_logs(
     if not follow:
         shown = [await _last(client, each, name, tail, several=several, as_json=as_json) for each in nodes]
         if tail and not any(shown) and None not in shown:
-            raise NotFound(f"the log of {name!r} is empty on {', '.join(nodes)}")
+            raise NotFound(f"the log of {repr(name) if name else 'the worker'} is empty on {', '.join(nodes)}")
         return FAILED if None in shown else DONE
     try:
         await asyncio.gather(*(_follow(client, each, name, tail, several=several, as_json=as_json) for each in nodes))
@@ -65,6 +71,22 @@ async def show_logs(
         return DONE  # Ctrl-C is the normal end
     print_note("The log has ended.")
     return DONE
+
+
+def parse_source(what: str | None, node: str | None, *, worker: bool) -> tuple[str, str]:
+    """The name of the log (empty: the worker's own) and the node (empty: every node with such a log)."""
+    if worker:
+        if what is not None:
+            raise Invalid("give a model or --worker, not both: the log of a worker is not the log of a model")
+        if not (node or "").strip():
+            raise Invalid("--worker needs a node: corral logs --node NAME --worker; `corral nodes list` lists them")
+        return "", node or ""
+    name, at, place = what.rpartition("@") if what and "@" in what else (what or "", "", "")
+    if not name.strip() or (at and not place.strip()):
+        raise Invalid("give the name of a model or a backend (MODEL, MODEL#N or MODEL@NODE), or --node NAME --worker")
+    if node and place and node != place:
+        raise Invalid(f"the log is either on {place} or on {node}: give one of @{place} and --node {node}")
+    return name, place or node or ""
 
 
 async def _find_nodes(client: Client, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Logs of backends, read from their nodes through the controller
+"""Logs of backends and of workers, read from their nodes through the controller
 (docs/reference/wire/files.md#backend-logs)."""
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Logs:
         return await self._api.call("GET", f"/api/nodes/{segment(node)}/backend-logs", tuple[str, ...])
 
     async def last(self, node: str, name: str, tail: int) -> tuple[LogLine, ...]:
+        """No name: what the worker logs."""
         return await self._api.call("GET", f"{_path(node, name)}?tail={tail}", tuple[LogLine, ...])
 
     async def follow(self, node: str, name: str, tail: int) -> AsyncGenerator[LogLine, None]:
-        """The last lines, then each new line, until the server closes the stream."""
+        """The last lines, then each new line, until the server closes the stream. No name: what the worker logs."""
         async for line in self._api.read_lines(f"{_path(node, name)}?tail={tail}&follow=true"):
             if line.strip():
                 try:
@@ -38,4 +39,5 @@ class Logs:
 
 
 def _path(node: str, name: str) -> str:
-    return f"/api/nodes/{segment(node)}/backend-logs/{segment(name)}"
+    """No name: the log of the node's worker itself."""
+    return f"/api/nodes/{segment(node)}/" + (f"backend-logs/{segment(name)}" if name else "log")

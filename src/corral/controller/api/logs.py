@@ -1,4 +1,5 @@
-"""`/api/nodes/:id/backend-logs…`: the output of a node's backends, read from the node itself.
+"""`/api/nodes/:id/backend-logs…`: the output of a node's backends; `/api/nodes/:id/log`: what its worker logs itself.
+Both are read from the node.
 
 See docs/reference/wire/http-nodes.md#backend-logs. An unknown node is 404; a node that does not answer, or not with
 logs, is 502.
@@ -19,9 +20,10 @@ from litestar.response import Stream
 from corral.controller.access.keys import Access
 from corral.controller.access.principal import Principal
 from corral.controller.api.auth import principal_of, viewers
-from corral.controller.registry.ingress_client import IngressClient
+from corral.controller.registry.ingress_client import OWN_LOG, IngressClient
 from corral.controller.registry.nodes import NodeAdmin
-from corral.kit.errors import CorralError
+from corral.kit.errors import CorralError, NotFound
+from corral.store.tables.nodes import Node
 
 LOGS = "/v1/backend-logs"
 Tail = Annotated[int | None, Parameter(ge=0, le=100_000, description="Number of last lines")]
@@ -53,14 +55,50 @@ class NodeLogRoutes(Controller):
         tail: Tail = None,
         follow: Follow = False,
     ) -> Response[bytes] | Stream:
-        query = [f"tail={tail}"] if tail is not None else []
-        path = path_of(model)
-        if follow:
-            lines = await ingresses.follow(await nodes.node(node), "?".join([path, "&".join([*query, "follow=true"])]))
-            stream = _while_welcome(lines, access, principal_of(request))
-            return Stream(stream, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
-        read = await ingresses.logs(await nodes.node(node), "?".join([path, *query]))
-        return Response(read, media_type="application/json")
+        return await _lines(request, access, ingresses, await nodes.node(node), path_of(model), tail, follow=follow)
+
+
+@get(
+    "/api/nodes/{node:str}/log",
+    summary="Get the last lines that the worker of a node logged itself",
+    media_type="application/json",
+    tags=("nodes",),
+    guards=(viewers,),
+)
+async def worker_log(
+    request: Request[Any, Any, Any],
+    access: Access,
+    nodes: NodeAdmin,
+    ingresses: IngressClient,
+    node: str,
+    tail: Tail = None,
+    follow: Follow = False,
+) -> Response[bytes] | Stream:
+    found = await nodes.node(node)
+    if found.protocol == 0:
+        raise NotFound(
+            f"{found.name} is a LocalAI worker, which offers only the logs of its backends; "
+            "read its own log on that machine"
+        )
+    return await _lines(request, access, ingresses, found, OWN_LOG, tail, follow=follow)
+
+
+async def _lines(
+    request: Request[Any, Any, Any],
+    access: Access,
+    ingresses: IngressClient,
+    node: Node,
+    path: str,
+    tail: int | None,
+    *,
+    follow: bool,
+) -> Response[bytes] | Stream:
+    query = [f"tail={tail}"] if tail is not None else []
+    if follow:
+        lines = await ingresses.follow(node, "?".join([path, "&".join([*query, "follow=true"])]))
+        stream = _while_welcome(lines, access, principal_of(request))
+        return Stream(stream, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
+    return Response(await ingresses.logs(node, "?".join([path, *query])), media_type="application/json")
 
 
 async def _while_welcome(

@@ -14,9 +14,10 @@ from yarl import URL
 
 from corral.contract.access import Scope
 from corral.controller.access.signing import IngressTokens
-from corral.kit.errors import Failed, NotFound, Unreachable, reason_of
+from corral.kit.errors import CorralError, Failed, NotFound, Unreachable, reason_of
 from corral.store.tables.nodes import Node
 
+OWN_LOG = "/corral/log"  # at the worker
 _TOKEN_LIFE_S = 900.0  # a worker goes by the clock of whichever controller it heard last, and those differ too
 _LARGEST_METRICS = 4 * 1024 * 1024
 _LARGEST_LOGS = 32 * 1024 * 1024  # a thousand lines of the longest kind fit
@@ -109,7 +110,7 @@ class IngressClient:
             async with asyncio.timeout(self._logs_timeout_s), self.session() as http:
                 status, body = await self.get(http, _with_ingress(node), path, Scope.LOGS, largest=_LARGEST_LOGS)
         if status != 200 or len(body) > _LARGEST_LOGS:
-            raise Failed(f"{node.name} answered {status} instead of its logs")
+            raise _without_logs(node, path, status)
         return body
 
     async def follow(self, node: Node, path: str) -> AsyncGenerator[bytes, None]:
@@ -125,7 +126,7 @@ class IngressClient:
                     asking = self._ask(http, _with_ingress(node), path, Scope.LOGS)
                     answer = await stack.enter_async_context(asking)
             if answer.status != 200:
-                raise Failed(f"{node.name} answered {answer.status} instead of its logs")
+                raise _without_logs(node, path, answer.status)
         except BaseException:
             await stack.aclose()
             raise
@@ -141,6 +142,15 @@ class IngressClient:
         if status != 200 or len(body) > _LARGEST_METRICS:
             raise Failed(f"{node.name} answered {status} instead of its metrics")
         return body
+
+
+def _without_logs(node: Node, path: str, status: int) -> CorralError:
+    if status == 404 and path.startswith(OWN_LOG):
+        return NotFound(
+            f"the worker of {node.name} is of an earlier version of Corral, which does not offer its own log; "
+            "upgrade it, or read the log on that machine"
+        )
+    return Failed(f"{node.name} answered {status} instead of its logs")
 
 
 def _with_ingress(node: Node) -> Node:

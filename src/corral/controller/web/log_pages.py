@@ -1,5 +1,5 @@
-"""`/fleet/logs`: the output of engines and backends, of one node or of every node that runs a model. The page says
-where to read; its script follows the log of each node through the API."""
+"""`/fleet/logs`: the output of engines and backends, of one node or of every node that runs a model, and what the
+worker of a node logs itself. The page says where to read; its script follows the log of each node through the API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Text = Annotated[str, Parameter(max_length=255)]
 @dataclass(frozen=True)
 class LogSource:
     node: str
-    name: str
+    name: str  # empty: the worker's own log
 
 
 @get(LOGS)
@@ -32,11 +32,13 @@ async def logs_page(
     name: Text = "",
     node: Text = "",
     find: Text = "",
+    worker: bool = False,
 ) -> Page:
     async def fill() -> Shown:
         replicas, matrix = await replica_rows.list_(), await installed.matrix()
         placed = sorted({(row["node_name"], row["model_name"]) for row in replicas})
         models = sorted({model for _, model in placed})
+        of_worker = worker and not name
         wanted = name.partition("#")[0]
         on = [node] if node else [at for at, model in placed if model == wanted]
         here = {at.id for at in matrix.nodes if at.name == node}
@@ -45,11 +47,13 @@ async def logs_page(
         return {
             "name": name,
             "node": node,
+            "worker": of_worker,
+            "subject": f"the worker of {node}" if of_worker else name,
             "find": find,
             "nodes": sorted({at for at, _ in placed} | {each.name for each in matrix.nodes}),
             "names": choices,
             "model": wanted if wanted in models else "",
-            "sources": [LogSource(each, name) for each in on[:_SOURCES]],
+            "sources": [LogSource(each, name) for each in on[:_SOURCES]] if name or of_worker else [],
         }
 
     return await context.page("logs.html", LOGS, "", fill)

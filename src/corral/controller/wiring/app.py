@@ -32,7 +32,7 @@ from corral.controller.api.backends import BackendRoutes
 from corral.controller.api.bundles import BundlePlanRoutes, BundleRoutes
 from corral.controller.api.errors import on_corral_error, on_http_exception, on_too_deep, on_unexpected
 from corral.controller.api.installs import InstallRoutes, UploadRoutes
-from corral.controller.api.logs import NodeLogRoutes
+from corral.controller.api.logs import NodeLogRoutes, worker_log
 from corral.controller.api.models import ModelRoutes, ScheduleRoutes
 from corral.controller.api.node import NodeApiRoutes
 from corral.controller.api.node_backends import NodeBackendRoutes
@@ -60,6 +60,7 @@ def build_app(
             NodeRoutes,
             NodeBackendRoutes,
             NodeLogRoutes,
+            worker_log,
             OperationRoutes,
             RolloutRoutes,
             *localai_routes(),

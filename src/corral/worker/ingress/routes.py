@@ -47,10 +47,11 @@ class IngressRoutes:
         files: RequestFiles,
         blobs: BlobRoutes | None = None,
         tracer: Tracer | None = None,
+        own_log: LogBook | None = None,
     ) -> None:
         """`find` returns the process with an id, if it serves; `book` has the logs of processes; `files` keeps files of
         requests where backends can read and write them. `blobs` None: no blob is served. `tracer`
-        None: no request is traced."""
+        None: no request is traced. `own_log` has what the worker logs itself."""
         self._status = status
         self._tokens = tokens
         self._metrics = metrics
@@ -59,12 +60,13 @@ class IngressRoutes:
         self.fast_path = IngressFastPath(self.replicas, tokens, self.in_flight, tracer)
         self._open_requests = 0
         metrics.in_flight.set_function(lambda: self._open_requests + self.fast_path.running)
-        self._logs = logs.LogRoutes(book)
+        self._logs = logs.LogRoutes(book, own_log or LogBook())
         self._blobs = blobs
         self.serve_files: Serve = self._no_files  # `main` sets another one, where LocalAI is supported
         self._open: dict[bytes, Serve] = {b"/healthz": self._healthz, b"/readyz": self._readyz}
         self._guarded: dict[bytes, tuple[Scope, Serve]] = {
             b"/corral/hello": (Scope.PROBE, self._hello),
+            b"/corral/log": (Scope.LOGS, self._logs.handle_own),
             b"/metrics": (Scope.LOGS, self._show_metrics),
         }
 

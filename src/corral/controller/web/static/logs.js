@@ -60,9 +60,11 @@ async function follow(source) {
   let tail = TAIL;
   for (;;) {
     try {
-      const path = `/api/nodes/${encodeURIComponent(source.node)}/backend-logs/${encodeURIComponent(source.name)}?follow=true&tail=${tail}`;
+      const log = source.name ? `backend-logs/${encodeURIComponent(source.name)}` : "log"; // no name: the worker's own
+      const path = `/api/nodes/${encodeURIComponent(source.node)}/${log}?follow=true&tail=${tail}`;
       const answer = await fetch(path);
       if (answer.status === 401) return signIn();
+      if (answer.status === 404) return setText(state, (await answer.json()).error.message); // trying again changes nothing
       if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error?.message ?? `Corral answered ${answer.status}.`);
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
@@ -100,7 +102,7 @@ $("#download").addEventListener("click", () => {
   const lines = [...(box?.children ?? [])].filter((row) => !row.hidden)
     .map((row) => [$("time", row).dateTime, $(".from", row)?.textContent, $(".text", row).textContent].filter(Boolean).join(" "));
   const href = URL.createObjectURL(new Blob([lines.join("\n") + "\n"], { type: "text/plain" }));
-  make("a", { href, download: `${(sources[0]?.name ?? "corral").replaceAll(/[^\w.-]+/g, "-")}.log` }).click();
+  make("a", { href, download: `${(sources[0]?.name || `worker-${sources[0]?.node}`).replaceAll(/[^\w.-]+/g, "-")}.log` }).click();
   setTimeout(() => URL.revokeObjectURL(href), 10_000);
 });
 readWords();
