@@ -10,7 +10,7 @@ import pytest
 
 from corral.contract.messages.backends import BackendList, NodeBackend
 from corral.controller.orders.backend_calls import BackendCalls
-from corral.store.tables import node_backends
+from corral.store.tables import node_backends, nodes
 from corral.store.tables.node_backends import Inventory
 from tests.support.backend_fleet import Fleet
 from tests.support.waiting import until
@@ -90,3 +90,15 @@ async def test_an_answer_does_not_wait_for_those_of_others(fleet: Fleet, answeri
     goes_on.set()
     await asking
     assert await known() == {quick, slow}
+
+
+async def test_a_worker_that_still_connects_to_the_bus_stays_healthy(fleet: Fleet) -> None:
+    """Just approved, it is asked for its inventory before it listens. An old-hand that does not listen has no other way
+    of saying that something is wrong."""
+    await fleet.first.kill()
+    await fleet.node("barn")
+    await fleet.node("old-hand", protocol=0, boot_id="")
+    await fleet.first.backends.inventories.read_due()
+    async with fleet.store.read() as tx:
+        statuses = {row.name: row.status for row in await nodes.list_outlines(tx)}
+    assert statuses == {"barn": "healthy", "old-hand": "unhealthy"}

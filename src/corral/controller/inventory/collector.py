@@ -178,7 +178,10 @@ class InventoryCollector:
             async with turn:
                 listed = await self._calls.list_backends(node_id, accepts=outline.protocol >= 1)
         except Unreachable:
-            await self._on_unreachable(node_id)
+            # A Corral worker that has just been approved or started again still connects to the bus; if it cannot, its
+            # heartbeats over HTTP say so.
+            if outline.protocol == 0:
+                await self._on_unreachable(node_id)
         except CorralError as error:  # without a reply the stored inventory stays
             log.warning("inventory could not be read", node_id=node_id, error=error.message)
         else:
