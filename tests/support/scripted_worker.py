@@ -142,7 +142,7 @@ class CorralWorker(ScriptedWorker):
         self.cured = False  # whether the libraries are there now that orders were refused for
         self.listed_processes: tuple[ReplicaProcess, ...] = ()  # in its heartbeats
         self.carried_out: list[tuple[str, str, int]] = []  # kind, op_id, attempt of everything really done
-        self._seq = 0
+        self._seq = 1  # zero is the word of those who do not number, and their last word counts
         self._listed_last: tuple[wire.NodeBackend, ...] = ()
         self._cancelled: set[tuple[str, int]] = set()
         self._stopping: dict[tuple[str, int], asyncio.Event] = {}
@@ -191,6 +191,12 @@ class CorralWorker(ScriptedWorker):
         await self.start()
 
     async def beat(self) -> None:
+        await self.send(self.heartbeat())
+
+    async def send(self, beat: BusHeartbeat) -> None:
+        await self.bus.publish(NODE_HEARTBEAT, beat, node=self.node_id)
+
+    def heartbeat(self) -> BusHeartbeat:
         rows, seq = self.inventory()
         orders = [
             wire.OrderReport(op, attempt, kind, backend) for (op, attempt), (kind, backend) in self.running.items()
@@ -199,14 +205,13 @@ class CorralWorker(ScriptedWorker):
             wire.OrderReport(op, attempt, "install", result.backend, result, cured=self.cured and bool(result.missing))
             for (op, attempt), result in self.outcomes.items()
         ]
-        beat = BusHeartbeat(
+        return BusHeartbeat(
             boot_id=self.boot_id,
             inventory=rows,
             inventory_seq=seq,
             orders=tuple(orders),
             processes=self.listed_processes,
         )
-        await self.bus.publish(NODE_HEARTBEAT, beat, node=self.node_id)
 
     async def progress(self, op: str, **fields: Any) -> None:
         event = wire.InstallProgress(**({"op_id": op, "node_id": self.node_id} | fields))

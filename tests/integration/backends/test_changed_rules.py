@@ -33,6 +33,20 @@ async def test_delete(fleet: Fleet) -> None:
     assert all(len(worker.orders("delete")) <= 1 for worker in (barn, stall))
 
 
+async def test_a_heartbeat_from_before_an_install_that_is_heard_after_it_changes_nothing(fleet: Fleet) -> None:
+    """A delete would find nothing to do, and the backend would stay for ever."""
+    barn = await fleet.corral("barn")
+    early = barn.heartbeat()
+    await fleet.until(await fleet.install(), "done")
+    heard = fleet.first.heartbeats.received
+    await barn.send(early)
+    await until(lambda: fleet.first.heartbeats.received > heard)
+    await fleet.first.backends.inventories.flush()
+    assert await fleet.inventory("barn") == ["vllm"]
+    await fleet.until(await fleet.ask("delete", "vllm"), "done")
+    assert barn.installed == {}
+
+
 async def test_a_delete_for_a_node_that_is_away_is_done_when_it_returns(fleet: Fleet) -> None:
     """Else backends that were deleted come back with the node."""
     (barn,) = await having(fleet, "barn")
