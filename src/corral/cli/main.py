@@ -1,12 +1,17 @@
-"""The entry point. Answers `corral --help` and `corral --version` from data; everything else runs in `run.py`.
+"""The entry point. Answers `corral --help` and `corral --version` from data, and prints lists (`lists.py`); everything
+else runs in `run.py`.
 
 Imports nothing that these two do not need: importing the parser alone takes longer than starting the interpreter.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from collections.abc import Sequence
+
+_HAVE_LISTS = ("nodes", "models", "ops", "ps", "requests")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,9 +25,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from corral import __version__
 
         return _print(f"corral {__version__}")
+    if (code := _print_list(words)) is not None:
+        if arguments is None:
+            os._exit(code)  # everything is printed; taking the interpreter apart takes a tenth of the command
+        return code
     from corral.cli.run import run
 
     return run(words)
+
+
+def _print_list(words: list[str]) -> int | None:
+    if (words and words[0] not in _HAVE_LISTS) or "_CORRAL_COMPLETE" in os.environ:
+        return None
+    gc.disable()  # what is imported stays
+    try:
+        from corral.cli.lists import print_list
+
+        return print_list(words)
+    finally:
+        gc.enable()
 
 
 def _print(text: str) -> int:

@@ -6,9 +6,7 @@ Turns every error into one line on stderr and an exit code: 0 done, 1 failed, 2 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import os
 import sys
 
@@ -18,7 +16,17 @@ from click.shell_completion import CompletionItem
 from corral.cli import commands
 from corral.cli.commands import COMMANDS, WITHOUT_CONTEXT
 from corral.cli.common import declare
-from corral.cli.common.output import DONE, FAILED, INTERRUPTED, QUIET, USAGE, print_error, print_line
+from corral.cli.common.output import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    QUIET,
+    USAGE,
+    close_broken_stdout,
+    print_error,
+    print_line,
+    replace_unencodable,
+)
 from corral.kit.errors import CorralError
 
 
@@ -87,16 +95,12 @@ def run(words: list[str]) -> int:
         if not word.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in word):
             print_error(f"{word.encode('utf-8', 'surrogateescape')!r} is not UTF-8; arguments must be UTF-8")
             return USAGE
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A character that the terminal cannot encode is shown as a question mark instead of ending the command.
-        sys.stdout.reconfigure(errors="replace")
+    replace_unencodable()
     try:
         result = _invoke(words)
         sys.stdout.flush()
     except BrokenPipeError:
-        # `corral nodes list | head` closed the pipe. Without this the interpreter reports the same error at exit.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        close_broken_stdout()
         return FAILED
     except (KeyboardInterrupt, declare.Abort):
         return INTERRUPTED

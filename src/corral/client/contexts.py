@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from corral.contract.codec import Message, Undecodable, always, decode, encode
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.kit.files import make_private_folder, read_text, write_atomically
 from corral.kit.process import lock_holder
 
 
-class LocalFleet(Message, frozen=True):
-    url: str = always(str)  # as this machine reaches it
+class LocalFleet(NamedTuple):
+    """Neither a message nor a dataclass: what these import takes longer than a whole list command may."""
+
+    url: str = ""  # as this machine reaches it
     public_url: str = ""  # as others do
-    data: str = always(str)
-    admin_key_file: str = always(str)
+    data: str = ""
+    admin_key_file: str = ""
     ca_file: str = ""  # PEM; empty = no TLS
     bus_url: str = ""
     pid: int = 0  # of `corral up`
@@ -46,23 +48,34 @@ def local_file(env: Mapping[str, str]) -> Path:
 def read_local(path: Path) -> LocalFleet | None:
     """None where there is no such file, or where it cannot be used: then it is as if there were none."""
     try:
-        fleet = decode(LocalFleet, path.read_bytes())
-    except (OSError, Undecodable):
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
-    return fleet if fleet.url else None
+    if not isinstance(found, dict):
+        return None
+    given = {name: found[name] for name in LocalFleet._fields if found.get(name) is not None}
+    fleet = LocalFleet(**given)
+    if not fleet.url or any(_is_other_type(value, LocalFleet._field_defaults[name]) for name, value in given.items()):
+        return None
+    return fleet
+
+
+def _is_other_type(value: object, default: object) -> bool:
+    if isinstance(default, float):
+        return not isinstance(value, int | float) or isinstance(value, bool)
+    return type(value) is not type(default)
 
 
 def write_local(path: Path, fleet: LocalFleet) -> None:
     make_private_folder(path.parent)
-    write_atomically(path, encode(fleet) + b"\n", mode=0o600)
+    write_atomically(path, json.dumps(fleet._asdict()).encode() + b"\n", mode=0o600)
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _LEGACY_NAME = "local"
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     name: str
     fleet: LocalFleet
     path: Path
@@ -72,8 +85,7 @@ class Context:
         return f"{self.name!r} ({self.fleet.url}, {self.fleet.data})"
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The context a command goes to. `others` are the running fleets it may have been meant for instead: empty where
     the person named the context or where only one fleet can be meant."""
 

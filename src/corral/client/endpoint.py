@@ -4,8 +4,8 @@ machine."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from corral.client.contexts import LocalFleet, choose_context, list_contexts
@@ -19,10 +19,9 @@ _NO_KEY = "no key: give --key, or set CORRAL_KEY or CORRAL_KEY_FILE (admin key: 
 _OF_THE_URL = ("CORRAL_URL", "CORRAL_KEY", "CORRAL_KEY_FILE", "CORRAL_CA")
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     url: str
-    key: str = field(repr=False)
+    key: str
     ca: str = ""  # path of a PEM file, or `sha256:…` of the CA to pin; empty = the system's roots
     source: str = ""  # for messages: where the URL comes from
     data: str = ""  # folder of the fleet, where it is the one that runs on this machine
@@ -31,6 +30,11 @@ class Endpoint:
     # A worker's certificate is for its node id. Before that is known, and without a key, checking the CA must be
     # enough.
     any_name: bool = False
+
+    def __repr__(self) -> str:
+        """Without the key."""
+        shown = {name: value for name, value in self._asdict().items() if name != "key"}
+        return f"Endpoint({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 def find_endpoint(

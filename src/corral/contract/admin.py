@@ -56,19 +56,6 @@ class NodeView(Message, frozen=True):
     in_flight_unknown: str = ""  # why `in_flight_count` may be too low; empty = it is right
 
 
-def main_problem(node: NodeView, *, pending: str, bus_down: str) -> str:
-    """What a person should know about the node first, or nothing. The two texts are the caller's own."""
-    if node.status == "pending":
-        return pending
-    if node.status == "offline":
-        return node.status_reason
-    if node.ingress_error:
-        return node.ingress_error
-    if node.bus_down:
-        return bus_down
-    return "" if node.status == "healthy" else node.status_reason
-
-
 class JoinTokenView(Message, frozen=True):
     id: str = always(str)
     name: str = always(str)

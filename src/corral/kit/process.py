@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import gc
 import os
 import pwd
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 HOME_DATA = Path("~/.local/share/corral")  # with the tilde: a folder that the user gives has none
 ROOT_DATA = Path("/var/lib/corral")

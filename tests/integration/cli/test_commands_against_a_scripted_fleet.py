@@ -26,14 +26,11 @@ def changes(corral: Corral) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("nodes", "list"),
+        ("nodes", "list", "--status", "healthy"),
         ("nodes", "show", "attic"),
         ("nodes", "drain", "attic"),
-        ("models", "list"),
-        ("ops", "list"),
+        ("ops", "list", "--all"),
         ("keys", "list"),
-        ("ps",),
-        (),
     ],
 )
 def test_calls_without_a_terminal_import_neither_aiohttp_nor_rich(corral: Corral, words: tuple[str, ...]) -> None:

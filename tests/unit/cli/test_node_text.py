@@ -8,6 +8,7 @@ import pytest
 
 from corral.cli.common import declare
 from corral.cli.nodes import text as node_text
+from corral.cli.nodes.board import NodeBoard
 from corral.client.events import Changed, FleetEvent, NodeRemoved, NodeSeen, Restarted, StateComplete
 from corral.contract.admin import NodeView
 from corral.contract.hardware import Device
@@ -89,7 +90,7 @@ def test_what_is_no_label_change_is_refused(bad: list[str]) -> None:
 
 
 def test_the_board_tells_who_came_changed_and_went() -> None:
-    board = node_text.NodeBoard()
+    board = NodeBoard()
     events: list[FleetEvent] = [
         Restarted(),
         NodeSeen(view("a")),
@@ -111,7 +112,7 @@ def test_the_board_tells_who_came_changed_and_went() -> None:
 
 
 def test_who_is_not_told_again_after_a_broken_stream_is_gone() -> None:
-    board = node_text.NodeBoard()
+    board = NodeBoard()
     for event in (Restarted(), NodeSeen(view("a")), NodeSeen(view("b")), StateComplete()):
         board.changes(event)
     told = [
@@ -124,6 +125,6 @@ def test_who_is_not_told_again_after_a_broken_stream_is_gone() -> None:
 
 
 def test_the_screen_is_not_drawn_while_everything_is_being_told() -> None:
-    board = node_text.NodeBoard()
+    board = NodeBoard()
     drawn = [board.apply(event) for event in (Restarted(), NodeSeen(view("a")), StateComplete(), NodeSeen(view("a")))]
     assert drawn == [False, False, True, True]

@@ -7,6 +7,8 @@ import json
 from datetime import UTC, datetime
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from corral.cli.common import output
 from corral.cli.fleet.keys import client_hints
@@ -64,7 +66,26 @@ def test_a_table_off_a_terminal_has_no_colour_no_frame_and_no_cut(monkeypatch: p
 )
 def test_a_table_off_a_terminal_has_the_lines_that_rich_would_print(rows: list[tuple[str, ...]]) -> None:
     columns = ("NAME", "STATUS", "NOTE", "MODELS")
-    assert output.plain_lines(columns, rows) == output.table_lines(columns, rows, 10_000)
+    assert output.text_lines(columns, rows) == output.table_lines(columns, rows, 10_000)
+
+
+def test_a_table_on_a_wide_terminal_is_the_one_that_rich_would_print() -> None:
+    columns = ("NAME", "STATUS", "EMPTY", "NOTE")
+    rows = [("attic", "healthy", "", ""), ("機械室", "offline", "", "silent \x1b[2J"), ("barn", "unheard of", "", "x")]
+    screen = Console(width=200, force_terminal=True, color_system="standard", legacy_windows=False, markup=False)
+    with screen.capture() as captured:
+        screen.print(output.table(columns, rows))
+    whole = captured.get()
+    ours = output.text_lines(columns, rows, styles=True)
+    assert [Text.from_ansi(line).plain for line in ours] == [
+        Text.from_ansi(line).plain.rstrip() for line in whole.splitlines()
+    ]
+    for styled in ("\x1b[32mhealthy", "\x1b[31moffline"):
+        assert styled in whole
+        assert styled in "".join(ours)
+    assert ours[0] == "\x1b[1mNAME    STATUS      NOTE\x1b[0m"
+    assert "\x1b" not in ours[3]
+    assert output.widest(columns, rows) == max(Text.from_ansi(line).cell_len for line in ours)
 
 
 def test_colour_on_a_terminal_but_not_under_no_color(monkeypatch: pytest.MonkeyPatch) -> None:

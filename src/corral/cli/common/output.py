@@ -7,14 +7,12 @@ other machines (names, reasons) is printed without markup and without terminal e
 from __future__ import annotations
 
 import contextlib
-import json
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
-
-import msgspec
 
 from corral.kit.durations import format_duration
 from corral.kit.humanize import format_bytes
@@ -55,6 +53,18 @@ STATUS_STYLES = {
     "withdrawn": "dim",
     "cancelled": "dim",
 }
+
+
+def replace_unencodable() -> None:
+    """Show a character that the terminal cannot encode as a question mark instead of ending the command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def close_broken_stdout() -> None:
+    """`corral nodes list | head` closed the pipe. Without this the interpreter reports the same error at exit."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_line(line: str = "") -> None:
@@ -126,7 +136,13 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
     if not rows:
         print_note(empty)
         return
-    for line in _rendered(columns, rows, console()) if _has_styles() else plain_lines(columns, rows):
+    if not _has_styles():
+        lines = text_lines(columns, rows)
+    elif (width := _plain_terminal_width()) and widest(columns, rows) <= width:
+        lines = text_lines(columns, rows, styles=True)
+    else:
+        lines = _rendered(columns, rows, console())
+    for line in lines:
         print_line(line)
 
 
@@ -136,15 +152,52 @@ def _has_styles() -> bool:
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE"))
 
 
-def plain_lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The table for a file or a pipe: the same lines as rich's, without the time of importing rich."""
+def _plain_terminal_width() -> int:
+    """0 where rich has to decide how the terminal is used."""
+    asks_rich = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "NO_COLOR")
+    if any(name in os.environ for name in asks_rich) or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        return 0
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except OSError:
+        return 0
+
+
+def text_lines(columns: Sequence[str], rows: Iterable[Sequence[str]], *, styles: bool = False) -> list[str]:
+    """The table for a file or a pipe, or for a terminal that is wide enough for it: the same lines as rich's, without
+    the time of importing rich."""
+    lines, widths = _aligned(columns, rows)
+    shown = [_text_line(line, widths, _BODY_STYLES if styles else {}) for line in lines]
+    if styles:
+        shown[0] = f"{_BOLD}{shown[0]}{_PLAIN}"
+    return shown
+
+
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_CODES = {"green": "\x1b[32m", "yellow": "\x1b[33m", "cyan": "\x1b[36m", "red": "\x1b[31m", "dim": "\x1b[2m"}
+_BODY_STYLES = {word: _CODES[style] for word, style in STATUS_STYLES.items()}
+
+
+def widest(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
+    """The width of the table."""
+    _, widths = _aligned(columns, rows)
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _aligned(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[list[list[str]], list[int]]:
+    """The cells of the columns that are used, with the heading, and the width of each column."""
     lines = _printable_cells(rows)
     cells = [[line[at] for at in _used_columns(columns, lines)] for line in (tuple(columns), *lines)]
-    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(cell + " " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    ]
+    return cells, [max(map(_width, column)) for column in zip(*cells, strict=True)]
+
+
+def _text_line(cells: Sequence[str], widths: Sequence[int], styles: Mapping[str, str]) -> str:
+    padded = []
+    for at, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        style = styles.get(cell, "")
+        space = " " * (width - _width(cell)) if any(cells[at + 1 :]) else ""
+        padded.append((f"{style}{cell}{_PLAIN}" if style else cell) + space)
+    return "  ".join(padded).rstrip()
 
 
 def _width(text: str) -> int:
@@ -182,13 +235,16 @@ def abbreviate(names: Sequence[str], max_names: int = 5) -> str:
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
+    import json
+
     print_line(json.dumps(as_plain_data(value), indent=indent, ensure_ascii=False))
 
 
 def as_plain_data(value: object) -> Any:
     """Every field as JSON types, including fields that the wire format omits because they have their default value."""
-    if isinstance(value, msgspec.Struct):
-        return {name: as_plain_data(getattr(value, name)) for name in value.__struct_fields__}
+    fields = getattr(value, "__struct_fields__", None)  # of a message; without importing msgspec, which lists do not
+    if fields is not None:
+        return {name: as_plain_data(getattr(value, name)) for name in fields}
     if isinstance(value, Mapping):
         return {str(key): as_plain_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from corral.cli.common.output import DONE, FAILED, key_value_lines, print_error, print_line, printable
+from corral.cli.lists import MODELS, NODES, OPERATION_COUNTS, read_rows
 from corral.kit.errors import CorralError
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ _OPEN = ("healthy", "draining", "unhealthy")  # states in which a node holds rep
 
 
 def show_overview(context: str | None) -> int:
-    from corral.client import find_endpoint
     from corral.client.contexts import choose_context
+    from corral.client.endpoint import find_endpoint
 
     if not os.environ.get("CORRAL_URL") and choose_context(os.environ, context) is None:
         for line in _START:
@@ -39,7 +40,7 @@ def show_overview(context: str | None) -> int:
         return DONE
     endpoint = find_endpoint(context=context, env=os.environ)
     try:
-        nodes, models, operations = asyncio.run(_read(endpoint))
+        nodes, models, operations = _read(endpoint)
     except CorralError as error:
         print_error(error.message)
         print_line("Next: corral doctor")
@@ -50,13 +51,29 @@ def show_overview(context: str | None) -> int:
     return DONE
 
 
-async def _read(
+def _read(endpoint: Endpoint) -> tuple[Sequence[NodeView], Sequence[ModelView], Sequence[OperationView]]:
+    found = []
+    for each in (NODES, MODELS, OPERATION_COUNTS):
+        rows = read_rows(endpoint, each, SimpleNamespace)
+        if rows is None:
+            return _read_with_client(endpoint)
+        found.append(rows)
+    nodes, models, operations = found
+    return nodes, models, operations
+
+
+def _read_with_client(
     endpoint: Endpoint,
 ) -> tuple[Sequence[NodeView], Sequence[ModelView], Sequence[OperationView]]:
+    import asyncio
+
     from corral.client import Client
 
-    async with Client(endpoint, timeout_s=_TIMEOUT_S, restart_s=0.0) as client:
-        return await asyncio.gather(client.nodes.list(), client.models.list(), client.operations.list(rows=False))
+    async def read() -> tuple[Sequence[NodeView], Sequence[ModelView], Sequence[OperationView]]:
+        async with Client(endpoint, timeout_s=_TIMEOUT_S, restart_s=0.0) as client:
+            return await asyncio.gather(client.nodes.list(), client.models.list(), client.operations.list(rows=False))
+
+    return asyncio.run(read())
 
 
 def overview_lines(

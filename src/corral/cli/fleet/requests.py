@@ -86,7 +86,7 @@ async def list_requests(
     if as_json:
         print_json(found)
         return
-    print_table(request_text.COLUMNS, [request_text.row(each) for each in found], empty="No requests.")
+    print_table(request_text.COLUMNS, [request_text.row(each) for each in found], empty=request_text.NO_REQUESTS)
 
 
 async def _watch(read: Callable[..., Awaitable[Sequence[RequestView]]], *, as_json: bool) -> None:

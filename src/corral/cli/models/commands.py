@@ -90,8 +90,7 @@ async def list_models(client: Client, as_json: Json = False) -> None:
     if as_json:
         print_json(models)
         return
-    empty = "No models yet. `corral models available` lists names; install one: `corral models install NAME`"
-    print_table(model_text.COLUMNS, [model_text.model_row(model) for model in models], empty=empty)
+    print_table(model_text.COLUMNS, [model_text.model_row(model) for model in models], empty=model_text.NO_MODELS)
 
 
 @app.command("show")

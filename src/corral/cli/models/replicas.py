@@ -94,7 +94,7 @@ async def print_replicas(client: Client, name: str = "", node: str = "", *, as_j
         print_json(rows)
         return
     lines = [model_text.replica_row(row) for row in rows]
-    print_table(model_text.REPLICA_COLUMNS, lines, empty="No replicas.")
+    print_table(model_text.REPLICA_COLUMNS, lines, empty=model_text.NO_REPLICAS)
 
 
 @destructive_command

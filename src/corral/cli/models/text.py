@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from corral.cli.common.output import relative_time
-from corral.contract.catalogue import AvailableModel, ModelView, ScheduleView
-from corral.contract.labels import selector_of_map
 from corral.kit.humanize import first_and_last_line, format_bytes
+
+if TYPE_CHECKING:
+    from corral.contract.catalogue import AvailableModel, ModelView, ScheduleView
 
 AVAILABLE_COLUMNS = ("NAME", "BACKEND", "SIZE", "FITS ON", "GALLERY", "INSTALLED", "DESCRIPTION")
 COLUMNS = ("MODEL", "BACKEND", "READY", "WANTED", "SIZE", "FROM", "NOTE")
 REPLICA_COLUMNS = ("MODEL", "NODE", "REPLICA", "STATE", "IN FLIGHT", "MEMORY", "DEVICES", "USED", "NOTE")
+NO_MODELS = "No models yet. `corral models available` lists names; install one: `corral models install NAME`"
+NO_REPLICAS = "No replicas."
 MAX_DESCRIPTION = 70  # characters in a table
 MAX_NODES = 3  # in a table
 
@@ -92,6 +93,8 @@ def wanted(schedule: ScheduleView | None) -> str:
 
 
 def details(model: ModelView | AvailableModel) -> Iterator[tuple[str, str]]:
+    from corral.contract.catalogue import AvailableModel
+
     return _entry_details(model) if isinstance(model, AvailableModel) else _model_details(model)
 
 
@@ -131,6 +134,10 @@ def _selector(schedule: ScheduleView) -> str:
     """The selector in the form of the option --selector."""
     if not schedule.node_selector:
         return ""
+    import msgspec  # here, as above: the table of the models needs none of the types
+
+    from corral.contract.labels import selector_of_map
+
     return str(selector_of_map(msgspec.json.decode(schedule.node_selector, type=dict[str, str])))
 
 

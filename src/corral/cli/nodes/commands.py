@@ -100,17 +100,20 @@ async def _watch(client: Client, status: str | None, *, as_json: bool) -> int:
 async def _watch_on_screen(client: Client, status: str | None) -> None:
     from rich.live import Live
 
-    board = node_text.NodeBoard()
-    screen = console()
-    with Live(console=screen, auto_refresh=False) as live:
+    from corral.cli.nodes.board import NodeBoard, screen
+
+    board = NodeBoard()
+    with Live(console=console(), auto_refresh=False) as live:
         async with aclosing(client.follow()) as events:
             async for event in events:
                 if board.apply(event):
-                    live.update(node_text.screen(board.nodes(), status), refresh=True)
+                    live.update(screen(board.nodes(), status), refresh=True)
 
 
 async def _watch_as_lines(client: Client, status: str | None, *, as_json: bool) -> None:
-    board = node_text.NodeBoard()
+    from corral.cli.nodes.board import NodeBoard
+
+    board = NodeBoard()
     async with aclosing(client.follow()) as events:
         async for event in events:
             for change in board.changes(event):

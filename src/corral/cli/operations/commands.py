@@ -63,9 +63,7 @@ async def list_operations(
         print_json(views)
         return
     rows = [operation_text.row(view) for view in views]
-    print_table(
-        operation_text.COLUMNS, rows, empty="No operation is running." if not everything else "No operations yet."
-    )
+    print_table(operation_text.COLUMNS, rows, empty="No operations yet." if everything else operation_text.NO_OPERATION)
 
 
 @app.command("show")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from corral.cli.common.output import (
     DONE,
@@ -16,15 +17,17 @@ from corral.cli.common.output import (
     printable,
     relative_time,
 )
-from corral.contract.admin import OperationNodeView, OperationRecord, OperationView, PlanClass, PlanNode, PlanView
-from corral.contract.messages.backends import TO_FIX
 from corral.kit.humanize import format_bytes
+
+if TYPE_CHECKING:
+    from corral.contract.admin import OperationNodeView, OperationRecord, OperationView, PlanClass, PlanNode, PlanView
 
 COLUMNS = ("ID", "KIND", "NAME", "WHERE", "STATE", "DONE", "NODES", "STARTED", "NOTE")
 NODE_COLUMNS = ("NODE", "STATUS", "DONE", "VARIANT", "VERSION", "BYTES", "NOTE")
 HISTORY_COLUMNS = ("ID", "KIND", "NAME", "OUTCOME", "STARTED", "FINISHED", "NOTE")
 CLASS_COLUMNS = ("HARDWARE CLASS", "NODES", "FIRST", "FETCH", "GAP")
 PLAN_COLUMNS = ("NODE", "ACTION", "VARIANT", "VERSION", "FETCH", "DISK AFTER", "PROCESSES", "NOTE")
+NO_OPERATION = "No operation is running."
 _SHORT_ID = 8
 _MAX_SOURCES = 3
 _DONE_WORDS = {
@@ -199,6 +202,8 @@ def note(each: OperationNodeView, now: datetime | None = None) -> str:
 
 
 def _until_when(error: str) -> str:
+    from corral.contract.messages.backends import TO_FIX
+
     return "retried once that is done" if TO_FIX in error else "no automatic retry"
 
 

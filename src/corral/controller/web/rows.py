@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from corral.contract.admin import NodeView, main_problem
+from corral.contract.admin import NodeView
+from corral.contract.node_problem import main_problem
 from corral.controller.web.links import node_href
 from corral.controller.web.words import ago, parse_moment, used_of
 
