@@ -11,13 +11,14 @@ have no name outside the code: flags, variables and keys are those of the settin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, Union
+from typing import Any, TypeAlias, TypeVar, Union
 from urllib.parse import urlsplit
 
 from corral.kit.durations import format_duration, parse_duration_s
@@ -26,6 +27,7 @@ from corral.kit.errors import CorralError
 T = TypeVar("T")
 _DECLARED = "corral.setting"
 _ORIGINS = "_origins"
+_DeclaredFields: TypeAlias = tuple[tuple[dataclasses.Field[Any], Any], ...]
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -219,14 +221,21 @@ def _spellings(name: str) -> tuple[str, str]:
     return name.removesuffix("_s"), name
 
 
-def _declared_fields(kind: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+def _declared_fields(kind: Any) -> _DeclaredFields:
     """Every setting with its type, in the order of declaration; those of a group where the group stands."""
+    return _resolve_fields(kind)
+
+
+@functools.cache  # resolving annotations takes milliseconds, and each process asks several times as it starts
+def _resolve_fields(kind: Any) -> _DeclaredFields:
     hints = typing.get_type_hints(kind)
+    found: list[tuple[dataclasses.Field[Any], Any]] = []
     for field in dataclasses.fields(_as_dataclass(kind)):
         if _DECLARED in field.metadata:
-            yield field, hints[field.name]
+            found.append((field, hints[field.name]))
         else:
-            yield from _declared_fields(_group_kind(field))
+            found.extend(_declared_fields(_group_kind(field)))
+    return tuple(found)
 
 
 def _group_kind(field: dataclasses.Field[Any]) -> type[Any]:
