@@ -7,7 +7,6 @@ another state of the code do not count: the file names the tree that they belong
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -24,10 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from corral.store import open_store
 from tests.simulation.simulation import simulate
 from tests.simulation.transfers import simulate_transfers
 from tests.simulation.trouble import chaos
+from tests.support.sqlite import sqlite_template
 
 ROOT = Path(__file__).resolve().parents[2]
 FLEET, TRANSFERS = "fleet", "transfers"
@@ -262,10 +261,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"results of other code are discarded: {results.discarded} seeds", file=sys.stderr)
     left = [run for run in runs if run not in results.done]
     print(f"{len(left)} of {len(runs)} seeds to run", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(prefix="corral-simulate-") as folder:
-        template = Path(folder) / "corral.db"
-        asyncio.run(_make_database(template))
-        Campaign(left, results, options.jobs or os.cpu_count() or 1, sys.stderr).run(template)
+    Campaign(left, results, options.jobs or os.cpu_count() or 1, sys.stderr).run(sqlite_template())
     totals = totals_of(results.lines, runs)
     text = report(totals, tree)
     if options.report is not None:
@@ -276,11 +272,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _as_json(totals: Totals, tree: str) -> dict[str, Any]:
     return {"tree": tree, **vars(totals)}
-
-
-async def _make_database(path: Path) -> None:
-    async with open_store(f"sqlite:///{path}"):
-        pass
 
 
 if __name__ == "__main__":

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from corral.store import open_store
 from tests.simulation.simulation import Broken, simulate
 from tests.simulation.trouble import chaos
+from tests.support.sqlite import sqlite_template
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "100"))
 
@@ -51,13 +49,5 @@ def survives(template: Path, request: pytest.FixtureRequest) -> Callable[[int], 
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "corral.db"
-
-    async def give_schema() -> None:
-        async with open_store(f"sqlite:///{path}"):
-            pass
-
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, give_schema()).result(timeout=30)
-    return path
+def template() -> Path:
+    return sqlite_template()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import warnings
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from litestar.exceptions import LitestarDeprecationWarning
 from yarl import URL
 
 from corral.contract.admin import CreateKey
@@ -39,11 +37,12 @@ from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.scheduler.world import World
 from corral.controller.settings import ListenSettings
 from corral.controller.web.routes import dependencies
-from corral.controller.wiring.app import build_app
 from corral.kit.errors import Unreachable
-from tests.support.backend_fleet import Controller, Fleet, open_fleet, sqlite_url
+from tests.support.backend_fleet import Controller, Fleet, open_fleet
 from tests.support.model_catalogue import NothingToFetch, models_of
 from tests.support.processes import free_port
+from tests.support.shared_app import shared_app
+from tests.support.sqlite import sqlite_url
 
 _UNUSED = (
     "join_tokens",
@@ -120,14 +119,10 @@ class Api:
             "nodes": nodes,
             **more,
         }
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", LitestarDeprecationWarning)
-            app = build_app(
-                services | dependencies(self.fleet.clock),
-                access_service=access,
-                trust=GatewayTrust(None),
-                settle_s=settle_s,
-            )
+        given = services | dependencies(self.fleet.clock)
+        app = self._stack.enter_context(
+            shared_app(given, access_service=access, trust=GatewayTrust(None), settle_s=settle_s)
+        )
         port = free_port()
         await self._stack.enter_async_context(serve_app(app, ListenSettings(host="127.0.0.1", port=port)))
         self._stack.callback(controller.feed.end)  # before the server stops: open streams end first

@@ -1,6 +1,6 @@
 """Controllers that install backends, in this process, on one database and the bus's twin, with scripted workers.
 
-async with open_fleet(f"sqlite:///{tmp_path}/corral.db") as fleet:
+async with open_fleet(sqlite_url(tmp_path)) as fleet:
     barn = await fleet.corral("barn")
     done = await fleet.install("vllm")
     await fleet.until(done, "done")
@@ -13,7 +13,6 @@ import contextlib
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -324,7 +323,3 @@ async def open_fleet(
         fleet = Fleet(store, LocalHub(clock), clock, stack, yard)
         await fleet.controller(start=start, lease_s=lease_s)
         yield fleet
-
-
-def sqlite_url(folder: Path) -> str:
-    return f"sqlite:///{folder}/corral.db"

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.support.backend_fleet import Fleet, open_fleet, sqlite_url
+from tests.support.backend_fleet import Fleet, open_fleet
 from tests.support.buses import open_yard
 from tests.support.postgres import postgres, postgres_url
+from tests.support.sqlite import sqlite_url
 
 __all__ = ["KINDS", "fleet", "local_fleet", "on_kind", "postgres", "postgres_url"]
 

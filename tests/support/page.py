@@ -9,15 +9,13 @@ import asyncio
 import contextlib
 import os
 import uuid
-import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from litestar import Litestar
-from litestar.exceptions import LitestarDeprecationWarning
 
 from corral.bus.api import Bus
 from corral.bus.jwt import KeyKind, new_seed
@@ -53,7 +51,6 @@ from corral.controller.samples.service import SampleService
 from corral.controller.settings import ControllerSettings, ListenSettings
 from corral.controller.web.routes import dependencies
 from corral.controller.web.settings import EffectiveSettings
-from corral.controller.wiring.app import build_app
 from corral.controller.wiring.backends import Backends
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.settings import describe, shown
@@ -62,10 +59,12 @@ from corral.store import Store, open_store
 from corral.store.tables import node_labels, nodes, revisions
 from corral.store.tables.nodes import Node
 from tests.support.backend_api import EmptyFleet, not_found
-from tests.support.backend_fleet import QUICK, QUICK_PACE, Fleet, open_fleet, sqlite_url
+from tests.support.backend_fleet import QUICK, QUICK_PACE, Controller, Fleet, open_fleet
 from tests.support.model_catalogue import NothingToFetch, models_of
 from tests.support.replica_fleet import ReplicaFleet, open_replica_fleet
 from tests.support.scripted_catalogue import ScriptedCatalogue
+from tests.support.shared_app import shared_app
+from tests.support.sqlite import sqlite_url
 
 GIB = 1024**3
 
@@ -112,7 +111,7 @@ async def open_page_app(
     """`door_clock` is the one that counts tries and tells ages. Nobody installs anything here: there are no workers."""
     clock = SystemClock()
     async with (
-        open_store(f"sqlite:///{folder / 'corral.db'}") as store,
+        open_store(sqlite_url(folder)) as store,
         LocalHub(clock, seed=1).join("controller") as bus,
         asyncio.TaskGroup() as tasks,
     ):
@@ -132,9 +131,9 @@ async def open_page_app(
         )
         backends = Backends(store, bus, ScriptedCatalogue(), leadership, changes, feed, clock, QUICK, QUICK_PACE)
         presence = Presence(store, "here", clock, interval_s=60)
-        page = _page_app(store, bus, feed, changes, health, backends, clock, door_clock or clock, session_ttl_s)
         loops = [tasks.create_task(feed.run()), tasks.create_task(presence.run())]
-        yield page
+        with _page_app(store, bus, feed, changes, health, backends, clock, door_clock or clock, session_ttl_s) as page:
+            yield page
         for loop in loops:
             loop.cancel()
 
@@ -143,26 +142,25 @@ async def open_page_app(
 async def open_backend_page(folder: Path) -> AsyncIterator[tuple[PageApp, Fleet]]:
     """The same in front of a controller that installs, with scripted workers."""
     async with open_fleet(sqlite_url(folder)) as fleet:
-        own = fleet.first
-        clock = fleet.clock
-        yield (
-            _page_app(own.store, own.bus, own.feed, own.changes, own.health, own.backends, clock, clock, 600.0),
-            fleet,
-        )
+        with _page_app_of(fleet.first, fleet.clock) as page:
+            yield page, fleet
 
 
 @contextlib.asynccontextmanager
 async def open_model_page(folder: Path) -> AsyncIterator[tuple[PageApp, ReplicaFleet]]:
     """The same in front of a controller that loads models."""
     async with open_replica_fleet(sqlite_url(folder)) as fleet:
-        own, parts, clock = fleet.fleet.first, fleet.replicas["c1"], fleet.fleet.clock
+        parts = fleet.replicas["c1"]
         more = {"loads": parts.loads, "replica_rows": parts.rows, "explaining": parts.why}
-        yield (
-            _page_app(own.store, own.bus, own.feed, own.changes, own.health, own.backends, clock, clock, 600.0, **more),
-            fleet,
-        )
+        with _page_app_of(fleet.fleet.first, fleet.fleet.clock, **more) as page:
+            yield page, fleet
 
 
+def _page_app_of(own: Controller, clock: Clock, **more: Any) -> contextlib.AbstractContextManager[PageApp]:
+    return _page_app(own.store, own.bus, own.feed, own.changes, own.health, own.backends, clock, clock, 600.0, **more)
+
+
+@contextlib.contextmanager
 def _page_app(
     store: Store,
     bus: Bus,
@@ -174,7 +172,7 @@ def _page_app(
     door_clock: Clock,
     session_ttl_s: float,
     **more: Any,
-) -> PageApp:
+) -> Iterator[PageApp]:
     """`more`: services by the names their doors know them by."""
     issuer = BusIssuer(
         BusEndpoint(()), clock, account_seed=new_seed(KeyKind.ACCOUNT, os.urandom), ttl_s=60, install_timeout_s=60
@@ -226,13 +224,9 @@ def _page_app(
             "bundles",
         )
     )
-    with warnings.catch_warnings():
-        # How doors ask for services will have to be written otherwise for Litestar 3: not these tests' matter.
-        warnings.simplefilter("ignore", LitestarDeprecationWarning)
-        app = build_app(
-            unused | services | more | dependencies(door_clock), access_service=access, trust=GatewayTrust(None)
-        )
-    return PageApp(app, store, access, feed, admin, tokens, ingress_tokens)
+    given = unused | services | more | dependencies(door_clock)
+    with shared_app(given, access_service=access, trust=GatewayTrust(None)) as app:
+        yield PageApp(app, store, access, feed, admin, tokens, ingress_tokens)
 
 
 class NoSources(InstallPlanner):

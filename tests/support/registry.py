@@ -1,6 +1,6 @@
 """The controller's registry in this process, on a real database and the bus's twin: for what is awkward from outside.
 
-async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+async with open_registry(sqlite_url(tmp_path)) as registry:
     told = await registry.join("barn", pre_approved=True)
 """
 

@@ -13,7 +13,7 @@ from corral.store import open_store
 from corral.store.engine.transactions import Transaction
 from corral.store.tables import revisions
 from tests.support.backend_api import Api, open_api
-from tests.support.backend_fleet import sqlite_url
+from tests.support.sqlite import sqlite_url
 
 
 async def next_of(stream: Any, kind: str) -> Any:

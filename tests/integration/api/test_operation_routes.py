@@ -10,7 +10,7 @@ import pytest
 
 from corral.store.tables import operations
 from tests.support.backend_api import Api, open_api
-from tests.support.backend_fleet import sqlite_url
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 UNKNOWN = "00000000-0000-0000-0000-000000000000"

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from corral.store import open_store
 from corral.store.tables import operations
-from tests.support.backend_fleet import Controller, Fleet, open_fleet, quick, sqlite_url
+from tests.support.backend_fleet import Controller, Fleet, open_fleet, quick
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 
@@ -102,18 +101,6 @@ async def test_the_database_away_for_a_while_costs_time_only(fleet: Fleet, monke
     assert len(barn.orders()) == 1
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "corral.db"
-
-    async def make() -> None:
-        async with open_store(f"sqlite:///{path}"):
-            pass
-
-    asyncio.run(make())
-    return path
-
-
 class KilledAfter:
     """Awaits a coroutine for so many steps, a step being from one wait to the next, and then kills it where it is."""
 
@@ -146,14 +133,11 @@ async def live(controller: Controller, fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("offset", range(4))
-async def test_a_controller_killed_between_any_two_steps_loses_nothing(
-    offset: int, template: Path, tmp_path: Path
-) -> None:
+async def test_a_controller_killed_between_any_two_steps_loses_nothing(offset: int, tmp_path: Path) -> None:
     steps, survived = offset, False
     while not survived:
         folder = tmp_path / str(steps)
         folder.mkdir()
-        shutil.copy(template, folder / "corral.db")
         survived = await _killed_after(steps, sqlite_url(folder))
         steps += 4
 

@@ -6,7 +6,8 @@ import asyncio
 import time
 from pathlib import Path
 
-from tests.support.backend_fleet import open_fleet, quick, sqlite_url
+from tests.support.backend_fleet import open_fleet, quick
+from tests.support.sqlite import sqlite_url
 
 LIMIT_S = 5.0
 

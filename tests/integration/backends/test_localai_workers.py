@@ -8,7 +8,8 @@ from pathlib import Path
 
 from corral.controller.orders.backend_calls import CallLimits
 from corral.store.tables import node_backends, nodes
-from tests.support.backend_fleet import QUICK_PACE, Fleet, open_fleet, quick, sqlite_url
+from tests.support.backend_fleet import QUICK_PACE, Fleet, open_fleet, quick
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 SHORT = quick(backend_install_timeout_s=0.5, backend_upgrade_timeout_s=0.5)

@@ -28,6 +28,7 @@ from corral.store.open import open_store
 from corral.store.tables import model_files, models
 from tests.integration.store.rows import a_file, a_model
 from tests.support.object_storage import ObjectStorage, open_object_storage
+from tests.support.sqlite import sqlite_url
 from tests.support.swarm_fleet import open_swarm
 from tests.support.waiting import until
 
@@ -61,7 +62,7 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def open_site(folder: Path, settings: StorageSettings) -> AsyncIterator[Site]:
-    async with open_store(f"sqlite:///{folder / 'corral.db'}") as store:
+    async with open_store(sqlite_url(folder)) as store:
         blobs = BlobStore(folder / "blobs", Fetcher(clock=CLOCK))
         stored = StoredBlobs(ObjectStore(settings, LIMITS), blobs, store, CLOCK, fleet="f1")
         async with background(stored.run()):

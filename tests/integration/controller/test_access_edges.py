@@ -21,6 +21,7 @@ from corral.store import Store
 from tests.support.page import open_page_app, served
 from tests.support.processes import free_port
 from tests.support.registry import Registry, caller, open_registry
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 REFUSAL = (
@@ -33,7 +34,7 @@ def access_of(registry: Registry) -> Access:
 
 
 async def test_strangers_are_not_told_where_the_database_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         access = access_of(registry)
 
         def away(_: Store) -> Any:
@@ -67,7 +68,7 @@ class Stream:
 
 @pytest.mark.parametrize("by", ["key", "session"])
 async def test_a_stream_of_events_ends_with_the_key_that_opened_it(tmp_path: Path, by: str) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         access = access_of(registry)
         made = await access.create(CreateKey(name="eyes", role="viewer"))
         principal = await access.by_key(made.secret)
@@ -84,7 +85,7 @@ async def test_a_stream_of_events_ends_with_the_key_that_opened_it(tmp_path: Pat
 
 
 async def test_signing_out_ends_the_pages_stream(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         access = access_of(registry)
         made = await access.create(CreateKey(name="eyes", role="viewer"))
         _, principal = await access.open_session(made.secret)
@@ -125,7 +126,7 @@ def between_read_and_use(meanwhile: Callable[[], Awaitable[None]]) -> Iterator[N
 
 async def test_of_two_looks_at_once_the_later_one_counts(tmp_path: Path) -> None:
     """A follower's own look may begin before and end after the loop's. What it read is old by then."""
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         told = await registry.join("barn", pre_approved=True)
 
         async def drain_and_look() -> None:
@@ -141,7 +142,7 @@ async def test_of_two_looks_at_once_the_later_one_counts(tmp_path: Path) -> None
 async def test_a_look_for_nobody_does_not_overtake_what_a_follower_read(tmp_path: Path) -> None:
     """The loop's look, which reads no nodes without followers, begins later and ends earlier than the follower's: the
     follower started without any node, and a page removed every row."""
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         await registry.join("barn", pre_approved=True)
         with between_read_and_use(registry.feed.run_once):
             async with registry.feed.subscribe() as subscription:
@@ -151,7 +152,7 @@ async def test_a_look_for_nobody_does_not_overtake_what_a_follower_read(tmp_path
 
 
 async def test_what_changed_while_a_follower_was_taken_in_is_told_by_the_next_look(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         await registry.join("barn", pre_approved=True)
 
         async def change_and_look() -> None:
@@ -167,7 +168,7 @@ async def test_what_changed_while_a_follower_was_taken_in_is_told_by_the_next_lo
 
 
 async def test_a_hint_that_cannot_be_sent_is_not_worth_the_controller(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         sent: list[str] = []
 
         async def publish(_event: object, hint: Any, **_: object) -> None:

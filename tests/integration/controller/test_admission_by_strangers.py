@@ -19,6 +19,7 @@ from corral.store.tables import bus_credentials, nodes
 from corral.store.tables.nodes import Node
 from tests.support.postgres import Postgres, postgres
 from tests.support.registry import Registry, open_registry
+from tests.support.sqlite import sqlite_url
 
 __all__ = ["postgres"]
 
@@ -39,7 +40,7 @@ def bus_user(jwt: str) -> str:
 
 async def test_whoever_shows_nothing_of_ours_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite has one writer, and a row looked at in a writing transaction is locked: neither is a stranger's."""
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         await registry.join("barn")
         spent = await registry.token()
         await registry.register("byre", spent)
@@ -60,14 +61,14 @@ async def test_whoever_shows_nothing_of_ours_writes_nothing(tmp_path: Path, monk
 
 
 async def test_the_token_is_looked_at_before_anything_else_is_said(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         with pytest.raises(Unauthenticated):
             await registry.register("", "cj_guess", node_type="toaster", enrolment="guess")
 
 
 async def test_one_token_cannot_fill_the_database(tmp_path: Path) -> None:
     rules = AdmissionRules(auto_approve=False, shared_token="", most_pending=3)
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db", rules=rules) as registry:
+    async with open_registry(sqlite_url(tmp_path), rules=rules) as registry:
         token = await registry.token(uses=None)
         for number in range(3):
             await registry.register(f"n{number}", token)
@@ -98,13 +99,13 @@ async def test_one_token_cannot_fill_the_database(tmp_path: Path) -> None:
 async def test_what_a_node_says_cannot_reach_further_than_it_should(
     tmp_path: Path, offer: dict[str, Any], sentence: str
 ) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         with pytest.raises(Invalid, match=sentence):
             await registry.register(**({"name": "barn", "token": await registry.token()} | offer))
 
 
 async def test_odd_names_of_devices_are_tamed_not_refused(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         devices = tuple(Device(vendor="nvidia", name="GPU\x00\x1b[31m™") for _ in range(1000))
         told = await registry.join("barn", devices=devices, version="1\n2", capability="c" * 5000)
         node = await stored(registry, told.id)
@@ -114,7 +115,7 @@ async def test_odd_names_of_devices_are_tamed_not_refused(tmp_path: Path) -> Non
 
 
 async def test_an_advertised_port_alone_is_taken_at_the_address_we_saw(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         told = await registry.join("barn", ingress=IngressOffer(port=1, advertise=":7"), seen_from="192.0.2.9")
         assert (await stored(registry, told.id)).ingress_url == "http://192.0.2.9:7"
 
@@ -133,7 +134,7 @@ async def test_the_same_registration_twice_at_once_is_one_node(postgres: Postgre
 
 
 async def test_a_deleted_machine_is_told_so_although_its_name_is_anothers_now(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         old = await registry.join("barn", pre_approved=True)
         await registry.admin.delete("barn")
         await registry.join("barn", enrolment="the new machine's")
@@ -144,7 +145,7 @@ async def test_a_deleted_machine_is_told_so_although_its_name_is_anothers_now(tm
 
 
 async def test_a_replacement_is_somebody_new_on_the_bus_and_in_every_other_respect(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         old = await registry.join("barn", pre_approved=True, gpu_vendor="nvidia", labels={"tier": "fast"})
         await registry.admin.merge_labels("barn", {"rack": "7"})
         await registry.admin.drain("barn")
@@ -166,7 +167,7 @@ async def test_a_replacement_is_somebody_new_on_the_bus_and_in_every_other_respe
 
 
 async def test_a_new_node_token_ends_what_the_old_one_was_given(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         first = await registry.join("barn", pre_approved=True)
         again = await registry.register("barn", first.node_token)
         assert bus_user(again.nats_jwt) == bus_user(first.nats_jwt), "coming back is no change"

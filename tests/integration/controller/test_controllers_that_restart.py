@@ -10,6 +10,7 @@ from corral.controller.runtime.presence import Presence, hold_instance_id
 from corral.kit.clock import SystemClock
 from corral.store import Store, open_store
 from corral.store.tables import controllers
+from tests.support.sqlite import sqlite_url
 
 
 async def start(store: Store, folder: Path) -> Presence:
@@ -21,7 +22,7 @@ async def start(store: Store, folder: Path) -> Presence:
 
 @pytest.mark.parametrize("orderly", [True, False], ids=["stopped", "killed"])
 async def test_a_restart_leaves_one_row(tmp_path: Path, orderly: bool) -> None:
-    async with open_store(f"sqlite:///{tmp_path}/corral.db") as store:
+    async with open_store(sqlite_url(tmp_path)) as store:
         before = await start(store, tmp_path)
         async with store.read() as tx:
             (first,) = await controllers.list_(tx)

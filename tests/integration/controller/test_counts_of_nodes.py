@@ -15,6 +15,7 @@ from corral.store.tables import replicas
 from tests.integration.store.rows import a_node, a_replica
 from tests.support.manual_clock import ManualClock
 from tests.support.registry import open_registry
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 LISTENED_S = 8.0
@@ -24,7 +25,7 @@ async def test_requests_and_replicas_are_counted_per_node(tmp_path: Path) -> Non
     clock = ManualClock()
     hub = LocalHub(clock)
     async with (
-        open_registry(f"sqlite:///{tmp_path}/corral.db", clock=clock, hub=hub) as registry,
+        open_registry(sqlite_url(tmp_path), clock=clock, hub=hub) as registry,
         hub.join("worker") as worker,
     ):
         quiet = ActivityTracker(registry.bus, clock)

@@ -10,6 +10,7 @@ from typing import Any
 from corral.controller.gateways.view import FleetViews
 from tests.support.manual_clock import ManualClock
 from tests.support.registry import Registry, open_registry
+from tests.support.sqlite import sqlite_url
 
 
 def views_of(registry: Registry) -> FleetViews:
@@ -22,7 +23,7 @@ def claims(token: str) -> dict[str, Any]:
 
 async def test_each_node_is_shown_a_token_that_opens_it_alone(tmp_path: Path) -> None:
     """A node sees the token of every request it is sent. One with the audience `*` would let it use all the others."""
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         for name in ("barn", "byre"):
             await registry.join(name, pre_approved=True)
         view = await views_of(registry).build()
@@ -32,7 +33,7 @@ async def test_each_node_is_shown_a_token_that_opens_it_alone(tmp_path: Path) ->
 
 
 async def test_a_node_nobody_let_in_is_not_in_the_view(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         await registry.join("stranger")
         await registry.join("friend", pre_approved=True)
         assert [node.name for node in (await views_of(registry).build()).nodes] == ["friend"]
@@ -40,7 +41,7 @@ async def test_a_node_nobody_let_in_is_not_in_the_view(tmp_path: Path) -> None:
 
 async def test_tokens_are_signed_once_a_quarter_of_an_hour_and_never_run_out(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db", clock=clock) as registry:
+    async with open_registry(sqlite_url(tmp_path), clock=clock) as registry:
         await registry.join("barn", pre_approved=True)
         views = views_of(registry)
         first, tag = (await views.build()).nodes[0].ingress_token, await views.tag()

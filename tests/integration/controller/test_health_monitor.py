@@ -17,6 +17,7 @@ from corral.store.engine import leases
 from corral.store.tables import nodes
 from corral.store.tables.heartbeats import Heartbeat
 from tests.support.registry import Registry, open_registry
+from tests.support.sqlite import sqlite_url
 
 SILENT_S = 600.0
 
@@ -64,7 +65,7 @@ async def status(registry: Registry, node_id: str) -> str:
 
 
 async def test_a_silent_node_goes_offline_and_comes_back(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         node_id = await silent_node(registry)
         health = monitor(registry, OpenEars(registry))
         await health.run_once()
@@ -76,7 +77,7 @@ async def test_a_silent_node_goes_offline_and_comes_back(tmp_path: Path) -> None
 
 
 async def test_nodes_that_return_one_by_one_from_an_outage_are_not_taken_offline(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         node_ids = [(await registry.join(f"barn{n}", pre_approved=True)).id for n in range(4)]
         async with registry.store.write() as tx:
             long_ago = round(SILENT_S * 1_000_000)
@@ -92,7 +93,7 @@ async def test_nodes_that_return_one_by_one_from_an_outage_are_not_taken_offline
 
 
 async def test_a_controller_stopped_between_verdict_and_deed_does_nothing(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         node_id = await silent_node(registry)
         ears = OpenEars(registry)
 
@@ -106,7 +107,7 @@ async def test_a_controller_stopped_between_verdict_and_deed_does_nothing(tmp_pa
 
 
 async def test_what_another_controller_heard_meanwhile_counts(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         node_id = await silent_node(registry)
         health = monitor(registry, OpenEars(registry))
         apply = registry.changes.apply
@@ -122,7 +123,7 @@ async def test_what_another_controller_heard_meanwhile_counts(tmp_path: Path) ->
 
 
 async def test_a_leader_that_was_replaced_meanwhile_writes_nothing(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         node_id = await silent_node(registry)
         health = monitor(registry, OpenEars(registry))
         apply = registry.changes.apply
@@ -140,7 +141,7 @@ async def test_a_leader_that_was_replaced_meanwhile_writes_nothing(tmp_path: Pat
 
 async def test_a_leader_that_hears_nothing_makes_way_for_one_that_does(tmp_path: Path) -> None:
     hub = LocalHub(SystemClock())
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db", hub=hub) as registry:
+    async with open_registry(sqlite_url(tmp_path), hub=hub) as registry:
         health = monitor(registry, ObservationWindow(registry.bus, registry.clock, longest_gap_s=30))
         other = Leadership(registry.store, "other", ttl_s=60)
         presence = [Presence(registry.store, name, registry.clock, interval_s=5) for name in ("one", "two")]

@@ -15,6 +15,7 @@ from corral.store.engine.transactions import Transaction
 from corral.store.tables import nodes
 from corral.store.tables.nodes import Node
 from tests.support.registry import Registry, open_registry
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 
@@ -26,7 +27,7 @@ async def stored(registry: Registry, node_id: str) -> Node:
 async def test_who_cannot_write_leaves_the_hearing_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a node's beats would go to a controller that cannot record them, and now and then all of them."""
     hub = LocalHub(SystemClock())
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db", hub=hub) as registry, hub.join("node") as node:
+    async with open_registry(sqlite_url(tmp_path), hub=hub) as registry, hub.join("node") as node:
         record = nodes.record_heartbeats
         cut_off = False
 
@@ -56,7 +57,7 @@ async def test_who_cannot_write_leaves_the_hearing_to_others(tmp_path: Path, mon
 
 
 async def test_what_can_never_be_stored_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         one = await registry.join("one", pre_approved=True)
         record = nodes.record_heartbeats
 
@@ -78,7 +79,7 @@ async def test_what_can_never_be_stored_is_not_tried_for_ever(tmp_path: Path, mo
 
 
 async def test_a_mistake_of_ours_is_no_silence_of_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
 
         async def break_down(tx: Transaction, beats: list[nodes.Heartbeat]) -> int:
             raise ZeroDivisionError
@@ -91,7 +92,7 @@ async def test_a_mistake_of_ours_is_no_silence_of_theirs(tmp_path: Path, monkeyp
 
 
 async def test_a_nodes_nonsense_is_cut_to_size(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         told = await registry.join("barn", pre_approved=True)
         devices = tuple(Device(index=10**40, vendor="\x1b[2J", name="n" * 10_000) for _ in range(5000))
         beat = BusHeartbeat(devices=devices, gpu_vendor="v" * 100_000, available_ram=-5, boot_id="\n")
@@ -108,7 +109,7 @@ async def test_a_nodes_nonsense_is_cut_to_size(tmp_path: Path) -> None:
 async def test_what_could_not_be_written_comes_with_the_next_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         one = await registry.join("one", pre_approved=True)
         other = await registry.join("other", pre_approved=True)
         before = {node.id: (await stored(registry, node.id)).last_heartbeat for node in (one, other)}
@@ -132,7 +133,7 @@ async def test_what_could_not_be_written_comes_with_the_next_batch(
 
 @pytest.mark.parametrize(("bus", "down"), [("down", True), ("up", False)])
 async def test_a_node_tells_by_http_whether_its_bus_is_down(tmp_path: Path, bus: str, down: bool) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         one = await registry.join("one", pre_approved=True)
         registry.heartbeats.receive_http(one.id, HttpHeartbeat(bus=bus))
         await registry.heartbeats.flush()

@@ -29,6 +29,7 @@ from corral.store import Store, open_store
 from corral.store.tables import models
 from corral.store.tables.models import StoredModel
 from tests.support.hub import FakeHub, Repository
+from tests.support.sqlite import sqlite_url
 
 WEIGHTS = os.urandom(300_000)
 FILES = {
@@ -90,7 +91,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     async with AsyncExitStack() as stack:
         hub = await stack.enter_async_context(FakeHub())
         hub.repositories["org/tiny"] = Repository(dict(FILES))
-        store = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path}/c.db"))
+        store = await stack.enter_async_context(open_store(sqlite_url(tmp_path)))
         session = await stack.enter_async_context(open_session(inside=True))
         (tmp_path / "models").mkdir()
         yield Site(tmp_path, store, session, hub)

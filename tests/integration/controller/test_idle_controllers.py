@@ -20,6 +20,7 @@ from corral.controller.runtime.leadership import Leadership
 from corral.controller.settings import ListenSettings
 from corral.kit.clock import SystemClock
 from corral.store import open_store
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 
@@ -58,7 +59,7 @@ async def test_progress_that_nobody_makes_is_not_looked_for(tmp_path: Path) -> N
 
     clock = CountingClock()
     async with (
-        open_store(f"sqlite:///{tmp_path}/corral.db") as store,
+        open_store(sqlite_url(tmp_path)) as store,
         LocalHub(SystemClock()).join("controller") as bus,
     ):
         feed = ChangeFeed(store, bus, clock, interval_s=60)

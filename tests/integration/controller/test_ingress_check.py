@@ -24,6 +24,7 @@ from corral.kit.errors import Conflict
 from corral.store.tables import nodes
 from tests.integration.store.rows import a_node
 from tests.support.registry import Registry, open_registry
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -87,7 +88,7 @@ async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
         async def lure(_: web.Request) -> web.StreamResponse:
             return web.Response(status=302, headers={"Location": f"http://127.0.0.1:{inside}/admin?do=it"})
 
-        async with answering(lure) as port, open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+        async with answering(lure) as port, open_registry(sqlite_url(tmp_path)) as registry:
             assert "answered 302" in await checked(registry, port)
     assert asked == []
 
@@ -105,7 +106,7 @@ async def test_an_answer_without_end_is_not_swallowed(tmp_path: Path) -> None:
                 sent += 65536
         return answer
 
-    async with answering(flood) as port, open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with answering(flood) as port, open_registry(sqlite_url(tmp_path)) as registry:
         assert "something else than a worker" in await checked(registry, port)
     assert sent < 50 * 2**20, "what the sockets' buffers hold, and no more"
 
@@ -125,7 +126,7 @@ async def test_nonsense_is_told_and_keeps_nobody_else_from_being_checked(tmp_pat
     async with (
         answering(nonsense) as bad_port,
         answering(good) as good_port,
-        open_registry(f"sqlite:///{tmp_path}/corral.db") as registry,
+        open_registry(sqlite_url(tmp_path)) as registry,
     ):
         where = IngressOffer(port=good_port, advertise=f"127.0.0.1:{good_port}")
         good_id = (await registry.join("well", pre_approved=True, ingress=where)).id
@@ -144,7 +145,7 @@ async def test_the_token_shown_is_for_that_node_alone_and_for_this_one_question(
         shown.append(json.loads(base64.urlsafe_b64decode(token + "==")))
         return web.Response(status=403)
 
-    async with answering(take) as port, open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with answering(take) as port, open_registry(sqlite_url(tmp_path)) as registry:
         await checked(registry, port)
         async with registry.store.read() as tx:
             (node,) = await nodes.list_(tx)
@@ -169,7 +170,7 @@ async def test_another_nodes_certificate_does_not_pass_for_this_one(tmp_path: Pa
         made.load_cert_chain(tmp_path / "pair")
         return made
 
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db", ca=ca) as registry:
+    async with open_registry(sqlite_url(tmp_path), ca=ca) as registry:
         told = await registry.join("barn", pre_approved=True)
         node_id = told.id
         check = check_of(registry, ca_pem=ca.certificate_pem)
@@ -193,7 +194,7 @@ LONG_AGO = timedelta(minutes=5)
 
 async def test_a_worker_that_was_killed_is_said_not_to_run(tmp_path: Path) -> None:
     """Its port answered before; now the machine refuses, and no heartbeat has come since."""
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         node_id = ""
 
         async def hello(_: web.Request) -> web.StreamResponse:
@@ -238,7 +239,7 @@ def test_a_closed_port_and_a_worker_that_does_not_run_are_told_apart(
 
 
 async def test_a_controller_that_lost_the_lease_meanwhile_writes_nothing(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         told = await registry.join("barn", pre_approved=True)
 
         async def usurp(_: web.Request) -> web.StreamResponse:
@@ -258,7 +259,7 @@ async def test_a_controller_that_lost_the_lease_meanwhile_writes_nothing(tmp_pat
 
 
 async def test_a_loop_with_long_pauses_stays_with_one_controller(tmp_path: Path) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         one = Leadership(registry.store, "one", ttl_s=0.01)
         other = Leadership(registry.store, "other", ttl_s=0.01)
         assert await one.lead("slow", every_s=60)

@@ -19,6 +19,7 @@ from corral.store import Store, open_store
 from corral.store.tables import models, nodes
 from tests.integration.store.rows import a_model, a_node
 from tests.support.manual_clock import ManualClock
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 
@@ -56,7 +57,7 @@ async def test_nodes_hear_of_deleted_models(tmp_path: Path) -> None:
     clock, heard = ManualClock(), list[Any]()
     hub = LocalHub(clock)
     async with (
-        open_store(f"sqlite:///{tmp_path}/c.db") as store,
+        open_store(sqlite_url(tmp_path)) as store,
         hub.join("controller") as bus,
         hub.join("node") as there,
     ):

@@ -62,6 +62,7 @@ from tests.integration.store.rows import a_node
 from tests.support.blob_server import BlobServer
 from tests.support.image_registry import ImageRegistry, layer, make_artifact, make_image, push_image, registry
 from tests.support.processes import free_port
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 __all__ = ["registry"]  # a fixture
@@ -171,7 +172,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     for name in ("open", "models"):
         (tmp_path / name).mkdir()
     async with (
-        open_store(f"sqlite:///{tmp_path}/c.db") as store,
+        open_store(sqlite_url(tmp_path)) as store,
         open_session(inside=True) as session,
         BlobServer() as server,
     ):

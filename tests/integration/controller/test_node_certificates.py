@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from corral.contract.messages.nodes import IngressOffer
 from corral.kit.certificates import Ca, make_ca, new_key, subject_names
 from tests.support.registry import caller, open_registry
+from tests.support.sqlite import sqlite_url
 
 
 def request_pem(*names: str) -> str:
@@ -32,7 +33,7 @@ async def test_a_certificate_is_for_the_nodes_id_whatever_it_calls_itself(
     answer in its place to everybody who pinned the CA."""
     made = make_ca("test", datetime.now(UTC))
     ca = Ca(made.certificate_pem, made.key_pem)
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db", ca=ca) as registry:
+    async with open_registry(sqlite_url(tmp_path), ca=ca) as registry:
         offer = IngressOffer(port=50050, advertise=advertise, csr=request_pem("gateway.lan"))
         told = await registry.join(name, pre_approved=True, ingress=offer)
         assert told.ingress is not None
@@ -45,7 +46,7 @@ async def test_a_certificate_is_for_the_nodes_id_whatever_it_calls_itself(
 async def test_a_pending_node_gets_no_certificate(tmp_path: Path) -> None:
     made = make_ca("test", datetime.now(UTC))
     ca = Ca(made.certificate_pem, made.key_pem)
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db", ca=ca) as registry:
+    async with open_registry(sqlite_url(tmp_path), ca=ca) as registry:
         told = await registry.join("barn", ingress=IngressOffer(port=50050, csr=request_pem()))
         assert told.status == "pending"
         assert told.ingress is not None

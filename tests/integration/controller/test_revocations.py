@@ -14,6 +14,7 @@ from corral.controller.access import revocations
 from corral.controller.access.revocations import Revocations
 from corral.kit.clock import SystemClock
 from tests.support.registry import Registry, open_registry
+from tests.support.sqlite import sqlite_url
 
 
 class Server:
@@ -54,7 +55,7 @@ async def delete_node(registry: Registry, name: str) -> str:
 
 
 async def test_another_controller_tells_what_the_dead_one_could_not(tmp_path: Path, server: Server) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         other = another_controller(registry)
         await other.run_once()
         assert server.knows == set()
@@ -64,7 +65,7 @@ async def test_another_controller_tells_what_the_dead_one_could_not(tmp_path: Pa
 
 
 async def test_nothing_is_pushed_while_nothing_changes(tmp_path: Path, server: Server) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         await delete_node(registry, "barn")
         for _ in range(5):
             await registry.revocations.run_once()
@@ -72,7 +73,7 @@ async def test_nothing_is_pushed_while_nothing_changes(tmp_path: Path, server: S
 
 
 async def test_an_older_list_that_arrives_last_is_mended_by_its_sender(tmp_path: Path, server: Server) -> None:
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         slow = another_controller(registry)
         gone = ""
 
@@ -92,7 +93,7 @@ async def test_an_older_list_that_arrives_last_is_mended_by_its_sender(tmp_path:
 
 async def test_a_bus_that_was_away_is_told_when_it_is_back(tmp_path: Path, server: Server) -> None:
     hub = LocalHub(SystemClock())
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db", hub=hub) as registry:
+    async with open_registry(sqlite_url(tmp_path), hub=hub) as registry:
         registry.bus.on_change(registry.revocations._connection_changed)
         await registry.revocations.run_once()
         hub.cut("controller")

@@ -24,6 +24,7 @@ from corral.kit.errors import Unavailable
 from corral.kit.tasks import background
 from corral.worker.ingress.tokens import TokenVerifier
 from tests.support.registry import Registry, open_registry
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 CONTENT = os.urandom(64 << 20)  # more than the buffers of a connection hold
@@ -51,7 +52,7 @@ async def open_member(folder: Path, hub: LocalHub, name: str) -> AsyncIterator[M
     """Several of one folder share its database."""
     blobs = BlobStore(folder / "blobs")
     await blobs.write(DIGEST, lambda: iter([CONTENT]), ExpectedBlob(DIGEST), "weights")
-    async with open_registry(f"sqlite:///{folder}/corral.db", hub=hub, name=name) as registry:
+    async with open_registry(sqlite_url(folder), hub=hub, name=name) as registry:
         active = ActiveNodes(registry.store, SystemClock())
         await active.refresh()
         registry.feed.on("nodes", active.wake.set)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.registry import open_registry
+from tests.support.sqlite import sqlite_url
 
 
 async def test_nodes_are_read_only_while_somebody_follows_them(tmp_path: Path) -> None:
     """A fleet of a thousand nodes that change costs nothing here when no page and no command watches them."""
-    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+    async with open_registry(sqlite_url(tmp_path)) as registry:
         read: list[str] = []
 
         def in_flight_of(node_id: str) -> tuple[int, bool]:

@@ -29,6 +29,7 @@ from corral.store.tables import nodes
 from corral.store.tables.nodes import Node
 from tests.integration.store.rows import a_node
 from tests.support.scripted_catalogue import no_galleries
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 CLOCK = SystemClock()
@@ -77,7 +78,7 @@ class PeerOrdersSite:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with open_store(f"sqlite:///{tmp_path}/corral.db") as opened:
+    async with open_store(sqlite_url(tmp_path)) as opened:
         yield opened
 
 

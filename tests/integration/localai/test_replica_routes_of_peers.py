@@ -31,6 +31,7 @@ from corral.store.tables.nodes import Node
 from tests.integration.store.rows import a_node, a_peer_process
 from tests.support.processes import free_port
 from tests.support.scripted_catalogue import no_galleries
+from tests.support.sqlite import sqlite_url
 
 CLOCK = SystemClock()
 TOKENS = IngressTokens(Signer(Signer.new_private_key()), CLOCK)
@@ -65,7 +66,7 @@ class PeerRoutesSite:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with open_store(f"sqlite:///{tmp_path}/corral.db") as opened:
+    async with open_store(sqlite_url(tmp_path)) as opened:
         yield opened
 
 

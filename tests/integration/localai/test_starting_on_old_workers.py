@@ -16,6 +16,7 @@ from corral.store.tables import nodes
 from corral.store.tables.peer_processes import PeerProcess
 from tests.integration.store.rows import a_node, a_peer_process
 from tests.support.scripted_catalogue import no_galleries
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 CLOCK = SystemClock()
@@ -50,7 +51,7 @@ async def test_a_worker_that_names_the_process_of_another_model_is_told_of(tmp_p
     async def heard(result: ReplicaResult, _tokens: object) -> None:
         told.append(result)
 
-    async with open_store(f"sqlite:///{tmp_path}/corral.db") as store, LocalHub(CLOCK).join("c") as bus:
+    async with open_store(sqlite_url(tmp_path)) as store, LocalHub(CLOCK).join("c") as bus:
         async with store.write() as tx:
             await nodes.insert(tx, node)
         await bus.subscribe(START_REPLICA_RESULT, heard)

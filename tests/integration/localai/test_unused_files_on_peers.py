@@ -25,6 +25,7 @@ from corral.store.tables import models, nodes, peer_processes
 from tests.compat.localai_files import LocalAIFiles
 from tests.integration.store.rows import a_model, a_node, a_peer_process
 from tests.support.scripted_catalogue import no_galleries
+from tests.support.sqlite import sqlite_url
 from tests.support.waiting import until
 
 CLOCK = SystemClock()
@@ -55,7 +56,7 @@ def test_what_is_ours_and_unwanted(listed: Sequence[str], found: set[str]) -> No
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with open_store(f"sqlite:///{tmp_path}/corral.db") as opened:
+    async with open_store(sqlite_url(tmp_path)) as opened:
         yield opened
 
 

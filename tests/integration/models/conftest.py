@@ -7,6 +7,7 @@ import pytest
 
 from corral.store import Store, open_store
 from tests.support.postgres import postgres, postgres_url
+from tests.support.sqlite import sqlite_url
 
 __all__ = ["postgres", "postgres_url"]
 
@@ -14,7 +15,7 @@ __all__ = ["postgres", "postgres_url"]
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/corral.db"
+        return sqlite_url(tmp_path)
     return str(request.getfixturevalue("postgres_url"))
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from corral.controller.replicas.load_jobs import Cooldown
-from tests.support.backend_fleet import sqlite_url
 from tests.support.both_stores import KINDS, on_kind, postgres, postgres_url
 from tests.support.replica_fleet import QUICK, ReplicaFleet, open_replica_fleet
+from tests.support.sqlite import sqlite_url
 
 __all__ = ["fleet", "local", "patient", "patient_fleet", "postgres", "postgres_url"]
 

@@ -23,6 +23,7 @@ from corral.store.tables import (
     nodes,
 )
 from tests.integration.store.rows import a_job, a_model, a_node, a_rule, a_target, an_inventory
+from tests.support.sqlite import sqlite_url
 
 WHY = "no linux/arm64 build"
 MACHINE = {"capability": "cpu", "os": "linux", "arch": "arm64", "python": "3.11", "protocol": 1, "approved": True}
@@ -30,7 +31,7 @@ MACHINE = {"capability": "cpu", "os": "linux", "arch": "arm64", "python": "3.11"
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with open_store(f"sqlite:///{tmp_path}/corral.db") as opened:
+    async with open_store(sqlite_url(tmp_path)) as opened:
         yield opened
 
 

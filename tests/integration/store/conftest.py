@@ -6,17 +6,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from corral.store import Store, StoreOptions, open_store
 from corral.store.engine.inline_sqlite import InlineFile, TransactionStep
+from tests.support import sqlite
 from tests.support.postgres import Postgres, postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
@@ -53,22 +52,9 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "corral.db"
-
-    async def give_schema() -> None:
-        async with open_store(f"sqlite:///{path}"):
-            pass
-
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, give_schema()).result(timeout=30)
-    return path
-
-
 @pytest.fixture
-def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
-    return f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'corral.db')}"
+def sqlite_url(tmp_path: Path) -> str:
+    return sqlite.sqlite_url(tmp_path)
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -130,5 +132,6 @@ class CatalogueFits:
         )
 
 
-def built_in_definitions() -> dict[str, Definition]:
-    return {entry.id: make_definition(entry, None) for entry in read_built_in_models().entries}
+@functools.cache
+def built_in_definitions() -> Mapping[str, Definition]:
+    return MappingProxyType({entry.id: make_definition(entry, None) for entry in read_built_in_models().entries})

@@ -52,7 +52,8 @@ _LARGEST_BODY = 1024 * 1024
 def build_app(
     services: Mapping[str, Any], *, access_service: Access, trust: GatewayTrust, settle_s: float = 60.0
 ) -> Litestar:
-    """Handlers receive the `services` whose names are among their parameters. `settle_s`: how long a route that
+    """Handlers receive the `services` whose names are among their parameters, as the mapping has them when a request
+    comes. `settle_s`: how long a route that
     responds at the end of an operation may take; after that it responds 202."""
     return _App(
         route_handlers=[
@@ -83,7 +84,7 @@ def build_app(
             *distribution.ROUTES,
             *web.ROUTES,
         ],
-        dependencies={name: Provide(_giver(service), sync_to_thread=False) for name, service in services.items()},
+        dependencies={name: Provide(_giver(services, name), sync_to_thread=False) for name in services},
         state=State({"access": access_service, "trust": trust, "settle_s": settle_s}),
         exception_handlers={
             CorralError: on_corral_error,
@@ -111,9 +112,9 @@ class _App(Litestar):
         await super().__call__(scope, receive, send)
 
 
-def _giver(service: Any) -> Any:
+def _giver(services: Mapping[str, Any], name: str) -> Any:
     def give() -> Any:
-        return service
+        return services[name]
 
     return give
 
