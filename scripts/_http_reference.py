@@ -73,6 +73,7 @@ SERVICES = (
     "preparing",
     "readiness",
     "receipts",
+    "running",
     "samples",
     "schedules",
     "loads",

@@ -33,6 +33,7 @@ from corral.controller.api.server import serve_app
 from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.distribution.installer import install_command
 from corral.controller.gateways.receipts import ReceiptService
+from corral.controller.gateways.running import RunningRequests
 from corral.controller.health.classify import Guard
 from corral.controller.health.monitor import HealthMonitor
 from corral.controller.health.observation_window import ObservationWindow
@@ -201,6 +202,7 @@ def _page_app(
     )
     services |= {"ingress_tokens": ingress_tokens, "effective_settings": effective}
     services |= {"models": models, "schedules": Schedules(store, feed), "receipts": ReceiptService(store, clock)}
+    services["running"] = RunningRequests(store, bus, clock)
     services |= {"samples": SampleService(store, clock), "rollouts": backends.rollouts}
     services |= {
         "loads": LoadService(store, models, feed, clock),

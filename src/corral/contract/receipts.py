@@ -103,3 +103,53 @@ def parse_statuses(text: str) -> tuple[int, int]:
 class RequestList(Message, frozen=True, omit_defaults=False):
     requests: tuple[RequestView, ...] = ()
     next: str = ""  # ask for `before` this to go on; empty: there are no more
+
+
+MAX_RUNNING = 200  # requests under way that a gateway process reports, and that a list has: the oldest ones
+
+
+class RunningRequest(Message, frozen=True):
+    """One request under way, as its gateway reports it."""
+
+    id: str = always(str)
+    at: float = always(float)  # seconds since the epoch, on the controller's clock, when it came
+    key_id: str = always(str)
+    model: str = always(str)  # as asked for
+    path: str = always(str)
+    served_by: str = ""  # another model, where an alias or a stand-in answers
+    node_id: str = ""  # empty: it waits for a load or for a slot
+    process_id: str = ""
+    replica: int = 0
+    tokens: int = 0  # of a stream so far: its events, counted
+
+
+class RunningReport(Message, frozen=True):
+    """`POST /internal/running`, while somebody looks: of one process of a gateway."""
+
+    gateway: str = always(str)  # made up by the process when it starts
+    requests: tuple[RunningRequest, ...] = always(tuple)  # the oldest ones first, at most MAX_RUNNING
+    total: int = always(int)
+
+
+class RunningView(Message, frozen=True, omit_defaults=False):
+    """One request under way as `GET /api/requests/running` shows it."""
+
+    id: str
+    at: str  # RFC 3339
+    running_ms: float
+    state: str  # waiting: for a load or for a slot; running: a replica has it
+    key_id: str
+    key: str
+    model: str
+    served_by: str
+    path: str
+    node_id: str
+    node: str
+    process_id: str
+    replica: int
+    tokens: int  # of a stream so far, counted by the gateway
+
+
+class RunningList(Message, frozen=True, omit_defaults=False):
+    requests: tuple[RunningView, ...] = ()  # the oldest ones first
+    total: int = 0  # under way at all gateways, also those that are not listed

@@ -17,6 +17,7 @@ from corral.controller.bundles.library import Bundles
 from corral.controller.files.fetches import Fetches
 from corral.controller.files.kept_models import KeptModelsPublisher
 from corral.controller.gateways.demand import Demand
+from corral.controller.gateways.running import RunningRequests
 from corral.controller.install.catalogue_fits import SizeLookups
 from corral.controller.metrics.replicas import ReplicaMetrics
 from corral.controller.replicas.reconcile import LEASE as REPLICAS
@@ -114,6 +115,7 @@ async def serve(
             in_flight_of=lambda node, process: replicas.activity.find(node, process).in_flight,
             waiting=demand.waiting,
         )
+        running = RunningRequests(store, bus, clock)
         services = api_services(
             settings,
             runtime,
@@ -131,6 +133,7 @@ async def serve(
             replica_metrics,
             samples,
             make_bundle_service(settings, store, catalogue, files, fetches, bundles),
+            running,
         )
         app = build_app(services, access_service=trust.access, trust=trust.gateways)
         parts = (
@@ -143,6 +146,7 @@ async def serve(
             *models.parts,
             *replicas.parts,
             demand,
+            running,
             samples,
             lookups,
             *(localai.parts if localai is not None else ()),

@@ -24,6 +24,7 @@ from corral.gateway import wiring
 from corral.gateway.processes.child import read_inherited, serve_child
 from corral.gateway.processes.parent import serve_processes
 from corral.gateway.receipts.metrics import Metrics, RouteClass
+from corral.gateway.receipts.running import RunningReporter
 from corral.gateway.receipts.sender import ReceiptSender
 from corral.gateway.routing.ingress_monitor import IngressMonitor
 from corral.gateway.routing.load_watcher import LoadWatcher
@@ -52,6 +53,7 @@ class Gateway:
     server: RelayServer
     views: ViewCache
     metrics: Metrics
+    running: RunningReporter
     port: int
 
     @property
@@ -98,7 +100,8 @@ async def open_gateway(
     state = wiring.GatewayState(settings)
     async with open_link(address, gateway_key, tls=tls, timeout_s=settings.controller_timeout_s) as link:
         views = wiring.new_view_cache(settings, link, metrics, clock)
-        listener = wiring.new_hint_listener(settings, link, views, metrics, state.in_flight, clock)
+        running = RunningReporter(link, clock, views.server_now, state.running)
+        listener = wiring.new_hint_listener(settings, link, views, metrics, state.in_flight, clock, running.on_wanted)
         loads = LoadWatcher(link, views.hint, clock, poll_s=settings.routing.load_poll_s)
         replicas = ReplicaRouter(
             state.in_flight,
@@ -139,7 +142,13 @@ async def open_gateway(
             monitor = IngressMonitor(
                 server.pool, state.ejection, replicas.nodes_at, clock, silent_s=settings.ingress_silent_s
             )
-            loops = {"view": views.run, "ingress monitor": monitor.run, "receipts": sender.run}
+            running.use(server.running_forwards)
+            loops = {
+                "view": views.run,
+                "ingress monitor": monitor.run,
+                "receipts": sender.run,
+                "requests under way": running.run,
+            }
             if tracer is not None:
                 loops["traces"] = tracer.exporter.run
             if settings.hints:
@@ -147,11 +156,11 @@ async def open_gateway(
             if certificates:
                 loops["certificate"] = partial(wiring.watch_certificates, certificates, settings, clock)
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(loop(), name=name) for name, loop in loops.items()]
+                tasks_of_loops = [tasks.create_task(loop(), name=name) for name, loop in loops.items()]
                 try:
-                    yield Gateway(settings, server, views, metrics, port)
+                    yield Gateway(settings, server, views, metrics, running, port)
                 finally:
-                    for task in running:
+                    for task in tasks_of_loops:
                         task.cancel()
                     await loads.close()
                     await wiring.send_last_receipts(sender)

@@ -26,6 +26,7 @@ from corral.gateway.http.rate_limits import Limiters
 from corral.gateway.http.status_routes import GatewayProcesses, StatusRoutes
 from corral.gateway.receipts.buffer import FinishedRequest, ReceiptBuffer
 from corral.gateway.receipts.metrics import Metrics, RouteClass
+from corral.gateway.receipts.running import RunningRequests
 from corral.gateway.receipts.sender import ReceiptSender
 from corral.gateway.receipts.spans import RequestSpans
 from corral.gateway.routing.in_flight import Ejection, InFlight
@@ -60,6 +61,7 @@ class GatewayState:
     ) -> None:
         self.in_flight = in_flight or InFlight()
         self.receipts = ReceiptBuffer(settings.receipts_limit)
+        self.running = RunningRequests()
         self.limiters = limiters or Limiters()
         self.budgets = BodyBudgets(
             memory=ByteBudget(max(settings.bodies_limit_bytes, settings.body_limit_bytes)),
@@ -86,6 +88,7 @@ def new_hint_listener(
     metrics: Metrics,
     in_flight: InFlight,
     clock: Clock,
+    on_running_wanted: Callable[[float], None],
 ) -> HintListener:
     return HintListener(
         link,
@@ -96,6 +99,7 @@ def new_hint_listener(
         retry_cap_s=settings.hints_retry_s,
         tls=BusTls(ca=settings.bus_ca, certificate=settings.bus_cert, key=settings.bus_key),
         loads=in_flight,
+        on_running_wanted=on_running_wanted,
     )
 
 
@@ -146,7 +150,17 @@ def build_handler(
     counts = metrics.routes[RouteClass.INFERENCE]
     counts.on_counted = state.receipts.add_finished if spans is None else _with_spans(state.receipts, spans)
     forwarder = Forwarder(
-        fleets, router, counts, state.receipts, state.ejection, clock, cors, settings.routing, patience, spans
+        fleets,
+        router,
+        counts,
+        state.receipts,
+        state.ejection,
+        clock,
+        cors,
+        settings.routing,
+        patience,
+        spans,
+        state.running,
     )
     metrics.totals |= {
         "replica_retries": (

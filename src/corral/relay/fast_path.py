@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from corral.contract.http import FastPath, Tap, Target
+from corral.contract.http import FastPath, PreparedForward, Tap, Target
 from corral.kit.log import get_log
 from corral.kit.sockets import abort
 from corral.relay.body import WholeBody
@@ -86,6 +86,15 @@ def fall_back(pending: PendingRequest, upstream: FastPathUpstream | None) -> Non
         exchange.run(coro)
     else:
         exchange.resume(upstream, started, coro, has_begun=stream is not None)
+
+
+class RunningForward(NamedTuple):
+    """A request that is on the fast path now."""
+
+    forward: PreparedForward
+    request_id: bytes
+    started: float  # monotonic
+    tap: Tap | None  # of a stream that has begun
 
 
 class FastPathConnection(ClientConnection):
@@ -171,6 +180,13 @@ class FastPathConnection(ClientConnection):
 
     def is_idle(self) -> bool:
         return self.exchange is None and self.pending_upstream is None
+
+    def running_forward(self) -> RunningForward | None:
+        upstream = self.pending_upstream
+        if upstream is None or upstream.pending is None:
+            return None
+        _, forward, _, request_id, started = upstream.pending
+        return RunningForward(forward, request_id, started, None if upstream.stream is None else upstream.stream.tap)
 
     def check(self, now: float) -> None:
         if self.pending_upstream is not None and now >= self._deadline:

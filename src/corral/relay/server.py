@@ -21,7 +21,7 @@ from corral.contract.http import FastPath, Handler
 from corral.kit.log import get_log
 from corral.kit.sockets import abort
 from corral.relay.connection import ClientConnection
-from corral.relay.fast_path import FastPathConnection, is_fast_path
+from corral.relay.fast_path import FastPathConnection, RunningForward, is_fast_path
 from corral.relay.http1.head import RequestHeads
 from corral.relay.http1.head_templates import HeadTemplates
 from corral.relay.limits import Counters, Limits
@@ -176,6 +176,11 @@ class RelayServer:
     def open_connections(self) -> int:
         """Including those that are just being accepted."""
         return self.counters.connections_open + len(self._taking)
+
+    def running_forwards(self) -> list[RunningForward]:
+        """The requests that are on the fast path now, found by looking: requests pay nothing for it."""
+        conns = (conn for conn in self._connections if isinstance(conn, FastPathConnection))
+        return [found for conn in conns if (found := conn.running_forward()) is not None]
 
     def descriptors(self) -> list[int]:
         """The listening sockets, for a process that is to accept in place of this one."""

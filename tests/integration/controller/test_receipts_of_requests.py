@@ -108,3 +108,30 @@ def test_people_read_them_on_the_command_line(told: Cluster) -> None:
     assert "250 ms" in lines[1]
     assert run("--status", "503") == run("--failed")
     assert run("--failed").splitlines()[1].endswith("All replicas of `other` were busy.")
+
+
+def test_requests_under_way_are_listed_by_role(told: Cluster) -> None:
+    url = told.members[0].url
+    made = http("POST", f"{url}/api/keys", key=told.key, body={"name": "notebook", "role": "inference"}).json()
+    own = {"id": "u1", "at": 1.0, "key_id": made["key"]["id"], "model": "smol", "path": "/v1/chat/completions"}
+    other = {**own, "id": "u2", "at": 2.0, "key_id": "gone", "node_id": "n1", "tokens": 12}
+    report = {"gateway": "g1", "requests": [own, other], "total": 2}
+    gateway_key = (told.secrets / "gateway.key").read_text().strip()
+    where = f"http://127.0.0.1:{told.members[0].controller_port}/internal/running"
+
+    def look(key: str = told.key, query: str = "") -> dict[str, Any]:
+        assert http("POST", where, key=gateway_key, body=report).status == 202  # a report is forgotten after 5 s
+        return dict(http("GET", f"{url}/api/requests/running{query}", key=key).json())
+
+    assert http("POST", where, key=told.key, body=report).status == 403
+    assert http("POST", where, key=gateway_key, body={"requests": 3}).status == 400
+    seen = look()
+    assert [(each["id"], each["key"], each["state"], each["tokens"]) for each in seen["requests"]] == [
+        ("u1", "notebook", "waiting", 0),
+        ("u2", "", "running", 12),
+    ]
+    assert seen["total"] == 2
+    assert [each["id"] for each in look(query="?key=notebook")["requests"]] == ["u1"]
+    mine = look(made["secret"])
+    assert ([each["id"] for each in mine["requests"]], mine["total"]) == (["u1"], 1)
+    assert http("GET", f"{url}/api/requests/running", key="ck_wrong").status == 401

@@ -47,6 +47,7 @@ class ScriptedController:
     asked_loads: list[str] = field(default_factory=list)
     receipts: list[dict[str, Any]] = field(default_factory=list)
     batches: list[dict[str, Any]] = field(default_factory=list)  # of receipts, as they came
+    running: list[dict[str, Any]] = field(default_factory=list)  # reports of requests under way
     takes_receipts: bool = True
     revision: int = 1
     server_time: float = 0.0
@@ -87,6 +88,7 @@ class ScriptedController:
         app.router.add_post("/internal/loads", self._ask_for_load)
         app.router.add_get("/internal/loads/{model:.+}", self._load_status)
         app.router.add_post("/internal/receipts", self._take_receipts)
+        app.router.add_post("/internal/running", self._take_running)
         app.router.add_get("/api/events", self._events)
         app.router.add_get("/ws/echo", self._websocket)
         app.router.add_get("/big/{size}", self._big)
@@ -159,6 +161,11 @@ class ScriptedController:
         batch = await request.json()
         self.batches.append(batch)
         self.receipts += batch["receipts"]
+        return web.json_response({}, status=202)
+
+    async def _take_running(self, request: web.Request) -> web.Response:
+        assert self._is_gateway(request)
+        self.running.append(await request.json())
         return web.json_response({}, status=202)
 
     async def _credentials(self, request: web.Request) -> web.Response:

@@ -105,6 +105,8 @@ SUBJECTS = [
     (hints.WORK_CHANGED.subject, "corral.work.changed"),
     (hints.PEER_LOAD.subject, "corral.peers.load"),
     (hints.GATEWAY_DEMAND.subject, "corral.gateways.demand"),
+    (hints.RUNNING_WANTED.subject, "corral.view.running"),
+    (hints.GATEWAY_RUNNING.subject, "corral.gateways.running"),
     (replicas.START_REPLICA.subject, "nodes.{node}.replica.start"),
     (replicas.STOP_REPLICA.subject, "nodes.{node}.replica.stop"),
     (replicas.START_REPLICA_RESULT.subject, "nodes.{node}.replica.start.{op}.result"),

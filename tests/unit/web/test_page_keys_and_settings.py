@@ -209,3 +209,36 @@ async def test_the_logs_of_a_worker_are_a_source_without_a_name(browser: Browser
     assert "/fleet/logs?node=barn&amp;worker=true" in (await browser.get("/fleet/logs?node=barn")).text
     assert "/fleet/logs?node=barn&amp;worker=true" in (await browser.get("/nodes/barn")).text
     assert "Choose the node" in (await browser.get("/fleet/logs?worker=true")).text
+
+
+async def test_requests_under_way_are_rows_and_everybody_sees_what_is_theirs(browser: Browser, page: PageApp) -> None:
+    mine, other = await page.key("inference"), "key-of-others"
+    own_id = (await page.access.by_key(mine)).key_id
+    made = {"at": 1.0, "model": "tiny", "path": "/v1/chat/completions"}
+    report = {
+        "gateway": "g1",
+        "requests": [
+            {**made, "id": "u1", "key_id": own_id, "node_id": "n-1", "tokens": 12},
+            {**made, "id": "u2", "key_id": other, "model": "<i>x</i>"},
+        ],
+        "total": 5,
+    }
+    gateway = {"Authorization": f"Bearer {await page.key('gateway')}"}
+
+    async def reported(path: str) -> str:
+        assert (await browser.client.post("/internal/running", json=report, headers=gateway)).status_code == 202
+        return (await browser.get(path)).text
+
+    await browser.sign_in(mine)
+    text = await reported("/usage")
+    assert "~12 tokens" in text
+    assert "&lt;i&gt;" not in text
+    browser.client.cookies.clear()
+    await browser.signed_in("viewer")
+    for path in ("/fleet/requests", "/page/requests"):
+        text = await reported(path)
+        assert "the oldest 2 of 5" in text
+        assert 'data-key="running u1"' in text
+        assert "answering" in text
+        assert "<i>x</i>" not in text
+    assert "running u2" not in await reported("/fleet/requests?model=tiny")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from corral.cli.common.output import printable, relative_time
 
 if TYPE_CHECKING:
-    from corral.contract.receipts import RequestView
+    from corral.contract.receipts import RequestView, RunningView
 
 COLUMNS = ("WHEN", "MODEL", "KEY", "STATUS", "NODE", "QUEUED", "LOADED", "FIRST", "TOTAL", "IN", "OUT", "NOTE")
 NO_REQUESTS = "No requests."
@@ -38,6 +38,22 @@ def row(view: RequestView, now: datetime | None = None) -> tuple[str, ...]:
         str(view.prompt_tokens) if view.prompt_tokens else "",
         f"{'~' if view.estimated else ''}{view.completion_tokens}" if view.completion_tokens else "",
         note(view),
+    )
+
+
+RUNNING_COLUMNS = ("SINCE", "STATE", "MODEL", "KEY", "NODE", "TOKENS", "PATH", "ID")
+
+
+def running_row(view: RunningView) -> tuple[str, ...]:
+    return (
+        duration(view.running_ms) or "0 ms",
+        view.state,
+        f"{view.model} ({view.served_by})" if view.served_by else view.model,
+        view.key or view.key_id,
+        view.node or view.node_id,
+        f"~{view.tokens}" if view.tokens else "",
+        view.path,
+        view.id,
     )
 
 

@@ -14,6 +14,7 @@ from corral.cli.common.options import Json, reject_empty
 from corral.cli.common.output import print_error, print_json, print_line, print_note, print_table
 from corral.cli.fleet import request_text
 from corral.kit.durations import parse_duration_s
+from corral.kit.errors import Invalid
 
 if TYPE_CHECKING:
     from corral.client import Client
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _WATCHED = 200  # newest receipts
 _WATCH_S = 1.0
+_RUNNING_S = 2.0  # as gateways report them
 app = declare.App(
     help="List inference requests with their key, model, node, status and times.",
 )
@@ -62,6 +64,10 @@ async def list_requests(
         int, declare.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="maximum number of requests to list")
     ] = 50,
     watch: Annotated[bool, declare.Option("--watch", "-w", help="print each request as it ends, until Ctrl-C")] = False,
+    running: Annotated[
+        bool,
+        declare.Option("--running", help="list the requests under way, the oldest 200; with --watch every 2 s again"),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List inference requests and their results, newest first.
@@ -76,7 +82,13 @@ async def list_requests(
       corral requests --status 5xx --since 2d
       corral requests --by notebook -n 1000 --json
       corral requests --watch --failed
+      corral requests --running --model smollm2-135m
     """
+    if running:
+        if failed or status or since:
+            raise Invalid("--running lists requests that have not ended: leave --failed, --status and --since out")
+        await _list_running(client, model=model, key=by, node=node, watch=watch, as_json=as_json)
+        return
     started = _timestamp(since) if since else ""
     read = partial(client.requests.list, model=model, key=by, node=node, failed=failed, status=status, since=started)
     if watch:
@@ -87,6 +99,23 @@ async def list_requests(
         print_json(found)
         return
     print_table(request_text.COLUMNS, [request_text.row(each) for each in found], empty=request_text.NO_REQUESTS)
+
+
+async def _list_running(client: Client, *, model: str, key: str, node: str, watch: bool, as_json: bool) -> None:
+    while True:
+        found = await client.requests.running(model=model, key=key, node=node)
+        if as_json:
+            print_json(found.requests, indent=None if watch else 2)
+        else:
+            rows = [request_text.running_row(each) for each in found.requests]
+            print_table(request_text.RUNNING_COLUMNS, rows, empty="No request is under way.")
+            if found.total > len(rows):
+                print_note(f"({found.total} are under way; these are the oldest)")
+        if not watch:
+            return
+        await asyncio.sleep(_RUNNING_S)
+        if not as_json:
+            print_line()
 
 
 async def _watch(read: Callable[..., Awaitable[Sequence[RequestView]]], *, as_json: bool) -> None:

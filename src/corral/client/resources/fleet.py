@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from corral.client.connection import ApiConnection, segment
 from corral.contract.admin import CreateJoinToken, CreateKey, JoinTokenCreated, JoinTokenView, KeyCreated, KeyView
 from corral.contract.fleet import ApplyBody, FleetDiff, FleetFile
-from corral.contract.receipts import RequestList, RequestView
+from corral.contract.receipts import RequestList, RequestView, RunningList
 from corral.contract.why import WhyModel, WhyNode, WhyOperation
 
 _GALLERIES_S = 120.0  # models of galleries are looked up
@@ -71,6 +71,12 @@ class Requests:
             if not before:
                 break
         return found
+
+    async def running(self, *, model: str = "", key: str = "", node: str = "") -> RunningList:
+        """The requests under way, the oldest 200. A key of role inference gets its own."""
+        filters = {name: value for name, value in {"model": model, "key": key, "node": node}.items() if value}
+        query = f"?{urlencode(filters)}" if filters else ""
+        return await self._api.call("GET", f"/api/requests/running{query}", RunningList)
 
 
 class Keys:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from corral.contract.codec import Message, always
+from corral.contract.receipts import RunningReport
 from corral.contract.subjects import event
 
 
@@ -41,3 +42,23 @@ class GatewayDemand(Message, frozen=True):
 
 
 GATEWAY_DEMAND = event("corral.gateways.demand", GatewayDemand)
+
+
+class RunningWanted(Message, frozen=True):
+    """Somebody looks at the requests under way: gateways report them every 2 s for so long."""
+
+    for_s: float = always(float)
+
+
+# Below `corral.view`, to which gateways may subscribe.
+RUNNING_WANTED = event("corral.view.running", RunningWanted)
+
+
+class GatewayRunning(Message, frozen=True):
+    """What one process of a gateway reported to a controller. Here for the other controllers."""
+
+    controller: str = always(str)
+    report: RunningReport = msgspec.field(default_factory=RunningReport)
+
+
+GATEWAY_RUNNING = event("corral.gateways.running", GatewayRunning)

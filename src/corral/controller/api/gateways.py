@@ -7,9 +7,10 @@ from typing import Any
 from litestar import Request, Response, get, post
 
 from corral.contract.codec import Undecodable, decode, encode
-from corral.contract.receipts import Receipts
+from corral.contract.receipts import Receipts, RunningReport
 from corral.controller.api.auth import gateways, principal_of
 from corral.controller.gateways.receipts import ReceiptService
+from corral.controller.gateways.running import RunningRequests
 from corral.controller.gateways.view import FleetViews
 from corral.kit.errors import Invalid
 
@@ -42,4 +43,13 @@ async def take_receipts(request: AnyRequest, receipts: ReceiptService) -> None:
     await receipts.take(batch)
 
 
-ROUTES: tuple[Any, ...] = (fleet_view, gateway_credentials, take_receipts)
+@post("/internal/running", guards=[gateways], status_code=202, include_in_schema=False)
+async def take_running(request: AnyRequest, running: RunningRequests) -> None:
+    try:
+        report = decode(RunningReport, await request.body())
+    except Undecodable as error:
+        raise Invalid(f"this is no report of requests: {error}") from error
+    await running.take(report)
+
+
+ROUTES: tuple[Any, ...] = (fleet_view, gateway_credentials, take_receipts, take_running)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from litestar import get
+from litestar import Request, get
 from litestar.params import Parameter
 
-from corral.contract.receipts import RequestList
-from corral.controller.api.auth import viewers
+from corral.contract.receipts import RequestList, RunningList
+from corral.controller.access.principal import Role
+from corral.controller.api.auth import anybody_known, principal_of, viewers
 from corral.controller.gateways.receipts import ReceiptService
+from corral.controller.gateways.running import RunningRequests
 from corral.kit.errors import Invalid
 
+_FIRST_WAIT_S = 0.7  # for the first reports of the gateways
+FLEET_ROLES = (Role.ADMIN, Role.VIEWER)
 Limit = Annotated[int, Parameter(ge=1, le=1000, description="Maximum number of entries")]
 Before = Annotated[str, Parameter(max_length=300, description="Continue here: the `next` of the previous page")]
 Since = Annotated[datetime | None, Parameter(description="Only requests since this time (RFC 3339)")]
@@ -48,4 +52,22 @@ async def list_requests(
     )
 
 
-ROUTES: tuple[Any, ...] = (list_requests,)
+@get(
+    "/api/requests/running",
+    guards=[anybody_known],
+    tags=["requests"],
+    summary="List the requests under way, the oldest 200; a key of role inference gets its own",
+)
+async def list_running(
+    request: Request[Any, Any, Any],
+    running: RunningRequests,
+    model: OfModel = "",
+    key: OfKey = "",
+    node: OnNode = "",
+) -> RunningList:
+    who = principal_of(request)
+    own = None if who.role in FLEET_ROLES else who.key_id
+    return await running.list_views(model=model, key=key, node=node, key_id=own, wait_s=_FIRST_WAIT_S)
+
+
+ROUTES: tuple[Any, ...] = (list_requests, list_running)

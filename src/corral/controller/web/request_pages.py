@@ -12,10 +12,19 @@ from litestar.params import Parameter
 from corral.contract.receipts import is_failure
 from corral.controller.api.auth import viewers
 from corral.controller.gateways.receipts import ReceiptService
+from corral.controller.gateways.running import RunningRequests
 from corral.controller.replicas.listing import ReplicaListing
 from corral.controller.web.navigation import REQUESTS
 from corral.controller.web.page_context import Page, PageContext, Shown
-from corral.controller.web.requests import SINCE, STATUS_CLASSES, RequestFilter, facts_of, in_flight_rows, request_lines
+from corral.controller.web.requests import (
+    SINCE,
+    STATUS_CLASSES,
+    RequestFilter,
+    facts_of,
+    in_flight_rows,
+    request_lines,
+    running_lines,
+)
 from corral.controller.web.words import ago, parse_moment
 
 _SHOWN = 50
@@ -24,19 +33,29 @@ Text = Annotated[str, Parameter(max_length=255)]
 
 @get(REQUESTS)
 async def requests_page(
-    context: PageContext, receipts: ReceiptService, replica_rows: ReplicaListing, request_filters: RequestFilter
+    context: PageContext,
+    receipts: ReceiptService,
+    running: RunningRequests,
+    replica_rows: ReplicaListing,
+    request_filters: RequestFilter,
 ) -> Page:
     part = f"/page/requests{request_filters.query()}"
     return await context.page(
-        "requests.html", REQUESTS, part, lambda: _requests(receipts, replica_rows, request_filters, context)
+        "requests.html", REQUESTS, part, lambda: _requests(receipts, running, replica_rows, request_filters, context)
     )
 
 
 @get("/page/requests", guards=[viewers])
 async def requests_part(
-    context: PageContext, receipts: ReceiptService, replica_rows: ReplicaListing, request_filters: RequestFilter
+    context: PageContext,
+    receipts: ReceiptService,
+    running: RunningRequests,
+    replica_rows: ReplicaListing,
+    request_filters: RequestFilter,
 ) -> Page:
-    return await context.part("requests_part.html", lambda: _requests(receipts, replica_rows, request_filters, context))
+    return await context.part(
+        "requests_part.html", lambda: _requests(receipts, running, replica_rows, request_filters, context)
+    )
 
 
 @get(f"{REQUESTS}/{{request_id:str}}")
@@ -53,9 +72,14 @@ async def request_page(context: PageContext, receipts: ReceiptService, request_i
 
 
 async def _requests(
-    receipts: ReceiptService, replica_rows: ReplicaListing, wanted: RequestFilter, context: PageContext
+    receipts: ReceiptService,
+    running: RunningRequests,
+    replica_rows: ReplicaListing,
+    wanted: RequestFilter,
+    context: PageContext,
 ) -> Shown:
     now = context.now()
+    in_progress = await running.list_views(model=wanted.model, key=wanted.key, node=wanted.node)
     found = await receipts.list_views(
         limit=_SHOWN,
         failed=wanted.failed,
@@ -68,7 +92,10 @@ async def _requests(
     )
     return {
         "lines": request_lines(found.requests, now),
-        "in_flight": in_flight_rows(await replica_rows.list_(), wanted),
+        "running": running_lines(in_progress.requests),
+        "running_more": in_progress.total - len(in_progress.requests),
+        # Without reports of the gateways: what nodes count.
+        "in_flight": () if in_progress.total else in_flight_rows(await replica_rows.list_(), wanted),
         "filters": wanted,
         "older": found.next,
         "spans": tuple(SINCE),

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from corral.contract.receipts import RequestView, is_failure, parse_statuses
+from corral.contract.receipts import RequestView, RunningView, is_failure, parse_statuses
 from corral.controller.web.links import model_href, node_href
 from corral.controller.web.words import ago, parse_moment
 
@@ -95,6 +95,40 @@ def speed(view: RequestView) -> str:
     if not view.first_byte_ms or view.completion_tokens < 2 or seconds <= 0:
         return ""
     return f"{(view.completion_tokens - 1) / seconds:.1f}"
+
+
+@dataclass(frozen=True)
+class RunningLine:
+    key: str
+    at: str
+    lasts: str
+    state: str
+    model: str
+    model_href: str
+    path: str
+    who: str
+    node: str
+    node_href: str
+    tokens: str
+
+
+def running_lines(views: Sequence[RunningView]) -> tuple[RunningLine, ...]:
+    return tuple(
+        RunningLine(
+            key=f"running {view.id}",
+            at=view.at,
+            lasts=span(view.running_ms) or "0 ms",
+            state="waiting" if view.state == "waiting" else "answering" if view.tokens else "running",
+            model=view.model,
+            model_href=model_href(view.served_by or view.model),
+            path=view.path,
+            who=view.key or view.key_id,
+            node=view.node or view.node_id,
+            node_href=node_href(view.node) if view.node else "",
+            tokens=f"~{view.tokens:,}" if view.tokens else "",
+        )
+        for view in views
+    )
 
 
 @dataclass(frozen=True)

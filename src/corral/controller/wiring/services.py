@@ -15,6 +15,7 @@ from corral.controller.files.fetches import Fetches
 from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.gateways.demand import Demand
 from corral.controller.gateways.receipts import ReceiptService
+from corral.controller.gateways.running import RunningRequests
 from corral.controller.gateways.view import FleetViews
 from corral.controller.install.catalogue_fits import CatalogueFits, SizeLookups
 from corral.controller.install.planner import InstallPlanner
@@ -56,6 +57,7 @@ def api_services(
     replica_metrics: ReplicaMetrics,
     recorder: SampleRecorder,
     bundles: BundleService,
+    running: RunningRequests,
 ) -> dict[str, Any]:
     store, bus, clock, issuer = runtime.store, runtime.bus, runtime.clock, runtime.bus_setup.issuer
     gallery_status = GalleryStatus({"backends": catalogue.library, "models": models.library})
@@ -117,6 +119,7 @@ def api_services(
         "schedules": models.schedules,
         "fleet_files": FleetFiles(store, models.models, models.schedules, backends.operations, nodes.admin),
         "receipts": ReceiptService(store, clock, demand, on_receipts),
+        "running": running,
         "samples": SampleService(store, clock),
         "readiness": Readiness(store),
         "controller_metrics": ControllerMetrics(

@@ -37,6 +37,7 @@ from corral.gateway.http.multipart import SpooledBody
 from corral.gateway.http.rate_limits import KeyLimiter
 from corral.gateway.receipts.buffer import ReceiptBuffer, ReceiptTemplate, served_by
 from corral.gateway.receipts.metrics import RouteCounts
+from corral.gateway.receipts.running import RunningRequests
 from corral.gateway.receipts.spans import RequestSpans, RequestTrace
 from corral.gateway.receipts.usage import NO_USAGE, Usage, UsageTap
 from corral.gateway.responses import NO_ERROR, ReceiptError, Response, receipt_error
@@ -129,8 +130,10 @@ class Forwarder:
         settings: RoutingSettings,
         patience: Patience,
         spans: RequestSpans | None = None,
+        running: RunningRequests | None = None,
     ) -> None:
-        """`spans` None: no request is traced."""
+        """`spans` None: no request is traced. `running` knows the requests under way."""
+        self._running = running or RunningRequests()
         self._spans = spans
         self._fleets = fleets
         self._router = router
@@ -184,6 +187,7 @@ class Forwarder:
         route: Route | None,
     ) -> int:
         request.extra["model"] = outcome.model  # for the log line
+        self._running.begin(request, outcome)
         try:
             outcome.status = await self._forward(request, responder, outcome, inference, route)
             return outcome.status
@@ -191,6 +195,7 @@ class Forwarder:
             outcome.status, outcome.ending = CLIENT_GONE, "client_left"
             raise
         finally:
+            self._running.end(outcome)
             usage = outcome.tap.usage() if outcome.result is not None else NO_USAGE
             if outcome.limiter is not None:
                 outcome.limiter.end(usage.prompt + usage.completion)

@@ -29,6 +29,7 @@ from corral.gateway.processes.rate_limits import SharedLimiters
 from corral.gateway.processes.routers import ChildRouter
 from corral.gateway.processes.table import SharedTable
 from corral.gateway.receipts.metrics import Metrics, RouteClass, render
+from corral.gateway.receipts.running import RunningReporter
 from corral.gateway.receipts.sender import ReceiptSender
 from corral.gateway.responses import Response
 from corral.gateway.routing.ingress_monitor import IngressMonitor
@@ -164,13 +165,16 @@ async def _open(
             wiring.open_server(settings, handler, trust, metrics, wiring.tls_context(certificates)) as server,
             asyncio.TaskGroup() as tasks,
         ):
-            parent.use(server, apply_view, router.find, ejection.apply_remote)
+            requests = RunningReporter(link, clock, parent.server_now, state.running)
+            requests.use(server.running_forwards)
+            parent.use(server, apply_view, router.find, ejection.apply_remote, requests.on_wanted)
             await parent.open(inherited.channel)
             monitor = IngressMonitor(
                 server.pool, state.ejection, router.nodes_at, clock, silent_s=settings.ingress_silent_s
             )
             running = [
                 tasks.create_task(sender.run(), name="receipts"),
+                tasks.create_task(requests.run(), name="requests under way"),
                 tasks.create_task(monitor.run(), name="ingress monitor"),
                 tasks.create_task(parent.report_metrics(), name="metrics"),
                 tasks.create_task(parent.publish_connections(), name="connections"),
@@ -210,11 +214,13 @@ class ParentLink:
         apply_view: Callable[[FleetView, dict[str, int]], None],
         find: Callable[[str], ReplicaTarget | None],
         on_ejection: Callable[[str, str], None],
+        on_running_wanted: Callable[[float], None],
     ) -> None:
         self._server = server
         self._apply_view = apply_view
         self._find = find
         self._on_ejection = on_ejection
+        self._on_running_wanted = on_running_wanted
 
     async def open(self, descriptor: int) -> None:
         self._channel = await Channel.open(socket.socket(fileno=descriptor), self._on_frame, _on_lost)
@@ -293,6 +299,8 @@ class ParentLink:
                     slot.set_result(Response(frame.status, frame.body, frame.headers))
             case messages.EjectionChange():
                 self._on_ejection(frame.action, frame.id)
+            case messages.RunningWanted():
+                self._on_running_wanted(frame.for_s)
             case messages.ViewRefreshed():
                 _resolve(self._refreshes, frame.id, None)
             case messages.RequestMetrics():

@@ -95,6 +95,12 @@ class ChildServes(msgspec.Struct, tag=True, frozen=True):
     """To the parent: this child accepts connections."""
 
 
+class RunningWanted(msgspec.Struct, tag=True, frozen=True):
+    """To a child: somebody looks at the requests under way, so report its own for so many seconds."""
+
+    for_s: float
+
+
 class RequestMetrics(msgspec.Struct, tag=True, frozen=True):
     """To the parent: report the metrics of all processes; to a child: report its own."""
 
@@ -120,6 +126,7 @@ Frame = (
     | RefreshView
     | ViewRefreshed
     | ChildServes
+    | RunningWanted
     | RequestMetrics
     | ReportMetrics
 )

@@ -76,7 +76,6 @@ async def serve_processes(
         loads = LoadWatcher(link, views.hint, clock, poll_s=settings.routing.load_poll_s)
         router = ParentRouter(in_flight, loads, clock, settings.routing, views.refresh, controller=address.target)
         wiring.count_waiting(metrics, router)
-        listener = wiring.new_hint_listener(settings, link, views, metrics, in_flight, clock)
         sender = ReceiptSender(
             ReceiptBuffer(1),  # children send receipts; the parent reports the waiting requests
             RouteCounts(),
@@ -88,6 +87,7 @@ async def serve_processes(
         )
         parent = Parent(settings, listeners, table, router, in_flight, views, metrics, clock)
         views.on_view = parent.on_view
+        listener = wiring.new_hint_listener(settings, link, views, metrics, in_flight, clock, parent.on_running_wanted)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(views.run(), name="view"),
@@ -269,6 +269,10 @@ class Parent:
         self._router.apply_shared_view(view, rows, self._in_flight)
         self._router.publish_queues(self._table, rows)
         self._router.serve_waiting()
+
+    def on_running_wanted(self, for_s: float) -> None:
+        for child in self._children.values():
+            child.send(messages.RunningWanted(for_s))
 
     def _offset_s(self) -> float:
         return self._views.server_now() - self._clock.now().timestamp()

@@ -18,12 +18,13 @@ import aiohttp
 from corral.contract.codec import Undecodable, decode, encode
 from corral.contract.http import Target
 from corral.contract.loads import AskForLoad, LoadStatus
+from corral.contract.receipts import RunningReport
 from corral.contract.view import FleetView, GatewayBus
 from corral.kit.errors import Denied, Failed, Invalid, Unavailable
 
 T = TypeVar("T")
 
-_MAY_BE_ABSENT = ("/internal/loads", "/internal/receipts")
+_MAY_BE_ABSENT = ("/internal/loads", "/internal/receipts", "/internal/running")
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024  # a view with a million keys
 
 
@@ -118,6 +119,11 @@ class ControllerLink:
         async with self._call("POST", "/internal/receipts", self._headers, body=batch) as answer:
             if answer.status == 404:
                 raise Failed("the controller does not accept receipts; is it older than this gateway?")
+
+    async def send_running(self, report: RunningReport) -> None:
+        """A controller that does not know the route is older than this gateway, and nobody looks there."""
+        async with self._call("POST", "/internal/running", self._headers, body=encode(report)):
+            pass
 
     @contextlib.asynccontextmanager
     async def _call(

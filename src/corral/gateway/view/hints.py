@@ -1,4 +1,5 @@
-"""Receives hints from the bus: the view has changed, and how many requests nodes have in flight. The gateway works
+"""Receives hints from the bus: the view has changed, how many requests nodes have in flight, and that somebody looks at
+the requests under way. The gateway works
 without them: a hint only causes an earlier read of the view, and without reports the gateway counts its own requests
 only.
 
@@ -15,7 +16,7 @@ from typing import Protocol
 from corral.bus.api import BusCredentials, BusTls, Tokens
 from corral.bus.nats import NatsBus
 from corral.bus.permissions import INBOX
-from corral.contract.messages.hints import VIEW_CHANGED, ViewChanged
+from corral.contract.messages.hints import RUNNING_WANTED, VIEW_CHANGED, RunningWanted, ViewChanged
 from corral.contract.messages.nodes import BusAccess
 from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
 from corral.contract.view import GatewayBus
@@ -66,8 +67,11 @@ class HintListener:
         retry_cap_s: float,
         tls: BusTls | None = None,
         loads: NodeLoads | None = None,
+        on_running_wanted: Callable[[float], None] = lambda _for_s: None,
     ) -> None:
-        """`tls`: the settings for the bus; the controller provides the rest."""
+        """`tls`: the settings for the bus; the controller provides the rest. `on_running_wanted`: somebody looks at the
+        requests under way, for so many seconds."""
+        self._on_running_wanted = on_running_wanted
         self._client = client
         self._tls = tls or BusTls()
         self._loads = loads
@@ -106,6 +110,7 @@ class HintListener:
             unsubscribe = bus.on_change(self._on_connection_change)
             try:
                 await bus.subscribe(VIEW_CHANGED, self._on_hint_message)
+                await bus.subscribe(RUNNING_WANTED, self._on_wanted)
                 if self._loads is not None:
                     await bus.subscribe(NODE_LOAD, self._on_load_report)
                 await source.moved.wait()
@@ -122,6 +127,9 @@ class HintListener:
     async def _on_hint_message(self, _hint: ViewChanged, _tokens: Tokens) -> None:
         self._counts.hints += 1
         self._on_hint()
+
+    async def _on_wanted(self, wanted: RunningWanted, _tokens: Tokens) -> None:
+        self._on_running_wanted(wanted.for_s)
 
     async def _on_load_report(self, report: NodeLoad, tokens: Tokens) -> None:
         assert self._loads is not None
