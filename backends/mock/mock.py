@@ -45,12 +45,15 @@ class Mock(Backend):
         self.leaked.clear()
 
     async def generate(self, chat: Chat) -> AsyncIterator[Piece]:
-        faults, text = await self.begin(chat.text)
+        asked, said = self.parts(chat)
+        faults, text = await self.begin(asked)
         if faults.tool:
             yield ToolCall(faults.tool, '{"said": ')
             yield ToolCall(arguments=json.dumps(text) + "}")
             return
-        words = [f"mock {self.version}:", *text.split()]
+        words = [f"mock {self.version}:", *(f" {word}" for word in text.split())]
+        while words and said.startswith(words[0]):
+            said = said.removeprefix(words.pop(0))
         for count, word in enumerate(words[: chat.max_tokens or None]):
             if faults.crash_after and count == faults.crash_after:
                 os._exit(3)
@@ -59,7 +62,15 @@ class Mock(Backend):
             while count and faults.until_file and not await asyncio.to_thread(os.path.exists, faults.until_file):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             await asyncio.sleep(faults.piece_delay_s)
-            yield word if count == 0 else f" {word}"
+            yield word
+
+    def parts(self, chat: Chat) -> tuple[str, str]:
+        """What is asked, and the beginning of the answer that another process gave."""
+        if chat.messages:
+            *before, last = chat.messages
+            return (before[-1].content, last.content) if before and last.role == "assistant" else (last.content, "")
+        asked, own, said = chat.prompt.partition(f"mock {self.version}:")
+        return asked, own + said
 
     async def embed(self, text: str) -> Sequence[float]:
         _, text = await self.begin(text)

@@ -96,10 +96,22 @@ class Body(Protocol):
         """Pieces as they arrive, once; reading slowly slows the client down."""
 
 
+class StreamEditor(Protocol):
+    """Decides what the client is sent of a response. One editor may edit several responses, which the client receives
+    as one: see `Responder.relay`."""
+
+    def head(self, status: int, headers: Headers) -> bool:
+        """Whether this response is edited. False passes it on unchanged, without the editor; for a later response of
+        the same editor it means that none of it is sent."""
+
+    def data(self, chunk: bytes) -> bytes:
+        """Takes body bytes without transfer framing and returns the bytes to send now."""
+
+
 class Responder(Protocol):
-    """Sends the response to the client. A handler calls exactly one of the three methods per request (`relay` again
-    after it raised `UpstreamFailed`); without a call the client gets a 500. The connection's next request waits for the
-    handler's return."""
+    """Sends the response to the client. A handler calls exactly one of the first three methods per request (`relay`
+    again after it raised `UpstreamFailed`, or with an editor); without a call the client gets a 500. The connection's
+    next request waits for the handler's return."""
 
     async def send(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response. Sets Content-Length."""
@@ -128,6 +140,7 @@ class Responder(Protocol):
         patience: Patience | None = None,
         unwanted: Unwanted | None = None,
         reads_unwanted: bool = False,
+        editor: StreamEditor | None = None,
     ) -> RelayResult:
         """Send the request to `target` and pass the bytes of the response back as they arrive.
 
@@ -141,7 +154,15 @@ class Responder(Protocol):
 
         Raises `UpstreamFailed` while nothing has been sent to the client, so the handler may pick another target;
         after the first byte a failure closes the client's connection and the result reports it. The result also reports
-        a client that left, with status 0 where the response had not begun."""
+        a client that left, with status 0 where the response had not begun.
+
+        With an `editor` that accepts the response, the client is sent what the editor returns. Whether the upstream
+        completes the response or breaks off, the response to the client stays open, and the result says which it was
+        (`complete`). Then call `relay` with the same editor to add the response of another target, whose head is not
+        sent, or `end`."""
+
+    def end(self, data: bytes, *, complete: bool) -> None:
+        """End an edited response with these last bytes; cut the connection if the response is not `complete`."""
 
 
 class Tap(Protocol):

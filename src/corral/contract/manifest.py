@@ -8,6 +8,7 @@
       slots: 4
       devices: one                # none, one, many; empty: as placement picks
       needs: {libraries: [libgomp.so.1], debian: [libgomp1]}  # of the system, not of the build
+      continues: {chat: prefill, completions: prompt}  # how it goes on with a text that another process began
 
 A build without it is LocalAI's: `run.sh --addr host:port`, speaking gRPC. The command runs in the version's folder; its
 first word, when it has no slash, is looked for in the build's own environment (`venv/bin`), then in that folder, then
@@ -29,6 +30,10 @@ OPENAI = "openai"
 GRPC = "grpc"
 PROTOCOLS = (OPENAI, GRPC)
 DEVICES = ("", "none", "one", "many")
+# How a backend goes on with the beginning of an answer. Of chats: a last message of the assistant is continued by
+# itself (`prefill`), or with vLLM's field of that name. Of completions: the text follows the prompt.
+CHAT_CONTINUATIONS = ("", "prefill", "continue_final_message")
+COMPLETION_CONTINUATIONS = ("", "prompt")
 MAX_SLOTS = 65_536
 MAX_WAIT_S = 24 * 3600.0
 MAX_NEEDS = 64
@@ -53,6 +58,13 @@ class Needs(Message, frozen=True):
     debian: tuple[str, ...] = ()  # the packages that have them on Debian and Ubuntu
 
 
+class Continues(Message, frozen=True):
+    """How the backend goes on with the beginning of an answer; empty: it cannot."""
+
+    chat: str = ""
+    completions: str = ""
+
+
 class Manifest(Message, frozen=True):
     protocol: str = always(str)  # openai | grpc
     command: tuple[str, ...] = ()
@@ -61,6 +73,7 @@ class Manifest(Message, frozen=True):
     slots: int = 1  # requests one process serves at once, unless the model's definition says otherwise
     devices: str = ""  # accelerators one process can use: none, one, many; empty: as placement picks
     needs: Needs | None = None  # None: nothing that was declared
+    continues: Continues | None = None  # None: not declared, so no stream is continued on it
 
 
 LOCALAI = Manifest(protocol=GRPC, command=("./run.sh", "--addr", "{host}:{port}"))
@@ -134,6 +147,8 @@ def check_manifest(manifest: Manifest) -> None:
         _check_word(word)
     if manifest.needs is not None:
         check_needs(manifest.needs)
+    if manifest.continues is not None:
+        _check_continues(manifest)
 
 
 def check_needs(needs: Needs) -> None:
@@ -146,6 +161,19 @@ def check_needs(needs: Needs) -> None:
     for package in needs.debian:
         if not _DEBIAN_PACKAGE.match(package):
             raise Invalid(f"needs: {package[:64]!r} is not the name of a Debian package")
+
+
+def _check_continues(manifest: Manifest) -> None:
+    declared = manifest.continues
+    assert declared is not None
+    if manifest.protocol != OPENAI:
+        raise Invalid("continues: only an openai backend can go on with the beginning of an answer")
+    for name, value, known in (
+        ("chat", declared.chat, CHAT_CONTINUATIONS),
+        ("completions", declared.completions, COMPLETION_CONTINUATIONS),
+    ):
+        if value not in known:
+            raise Invalid(f"continues.{name} {value[:64]!r} is none of {', '.join(filter(None, known))}")
 
 
 def _check_word(word: str) -> None:

@@ -10,6 +10,7 @@ placement, loading and routing need. Ours beyond the contract, all optional:
     idle_unload: 15m                 # without requests for so long, the last replica may go
     while_loading: wait              # or refuse, or {use: other-model}
     load_wait: 60s                   # how long a request waits for a cold model
+    resume_streams: true             # a stream of text that breaks off is continued on another replica
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ _NO_MEANING = frozenset(
         "idle_unload",
         "while_loading",
         "load_wait",
+        "resume_streams",
     }
 )
 
@@ -94,6 +96,7 @@ class Definition(Message, frozen=True):
     idle_unload_s: float = 0.0  # 0: the fleet's setting
     while_loading: WhileLoading = WhileLoading()
     load_wait_s: float = 0.0  # 0: the fleet's setting
+    resume_streams: bool = False
     max_concurrent: int = 0  # limits.max_concurrent: requests under way and waiting; 0: as many as come
     retry_after_s: int = 0  # limits.retry_after_seconds: told to whom that turns away; 0: a second
 
@@ -146,6 +149,7 @@ def read_definition(mapping: Mapping[str, Any]) -> Definition:
         idle_unload_s=_seconds(mapping, "idle_unload"),
         while_loading=_while_loading(mapping, name),
         load_wait_s=_seconds(mapping, "load_wait"),
+        resume_streams=_flag(mapping, "resume_streams"),
         max_concurrent=_number(limits, "max_concurrent", shown="limits.max_concurrent"),
         retry_after_s=_number(limits, "retry_after_seconds", shown="limits.retry_after_seconds"),
     )

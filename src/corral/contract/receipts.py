@@ -45,6 +45,9 @@ class Receipt(Message, frozen=True):
     # and one line of text. Both are empty where an engine answered: what it says may contain parts of a prompt.
     error: str = ""
     error_text: str = ""  # at most MAX_ERROR_TEXT characters
+    # Times that a replica broke the stream off and the gateway completed it, on another replica or, where only the end
+    # was missing, by itself. Node and process are those of the last replica.
+    resumed: int = 0
 
 
 class Receipts(Message, frozen=True):
@@ -88,6 +91,7 @@ class RequestView(Message, frozen=True, omit_defaults=False):
     tries: int
     error: str = ""  # as `Receipt` has it
     error_text: str = ""  # empty where a key reads its own requests: the text names addresses inside the fleet
+    resumed: int = 0  # as `Receipt` has it
 
 
 def parse_statuses(text: str) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from corral.contract.codec import Message, always
+from corral.contract.manifest import Continues
 from corral.contract.messages.nodes import BusAccess
 
 
@@ -60,6 +61,7 @@ class ViewModel(Message, frozen=True):
     policy: ViewPolicy | None = None  # None: the gateway's setting
     max_concurrent: int = 0  # requests under way and waiting, together; 0: as many as come
     retry_after_s: float = 0.0  # told to whom that turns away; 0: a second
+    resume_streams: bool = False  # a stream that breaks off is continued on another replica that `continues`
 
 
 class ViewReplica(Message, frozen=True):
@@ -73,6 +75,7 @@ class ViewReplica(Message, frozen=True):
     slots: int = 1
     digest: str = ""  # of its backend, for receipts
     last_resort: bool = False  # its node did not answer lately: only when no other can
+    continues: Continues | None = None  # how it goes on with the beginning of an answer; None: it cannot
 
 
 class FleetView(Message, frozen=True):

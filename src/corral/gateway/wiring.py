@@ -163,6 +163,14 @@ def build_handler(
         state.running,
     )
     metrics.totals |= {
+        "streams_resumed": (
+            "Streams that a replica broke off and that were completed.",
+            lambda: forwarder.resumer.resumed,
+        ),
+        "streams_not_resumed": (
+            "Streams of models with resume_streams that a replica broke off and that could not be completed.",
+            lambda: forwarder.resumer.given_up,
+        ),
         "replica_retries": (
             "Requests sent to another replica after the first was not reached.",
             lambda: forwarder.retries,

@@ -32,6 +32,10 @@ def parse_byte_count(text: str) -> float:
     return float(found["number"]) * float(base**power)
 
 
+def times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
 def first_and_last_line(text: str) -> str:
     """A text of several lines on one line: its first and its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]

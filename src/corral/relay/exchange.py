@@ -14,6 +14,7 @@ from corral.contract.http import (
     Headers,
     Patience,
     RelayResult,
+    StreamEditor,
     Strip,
     Tap,
     Target,
@@ -22,6 +23,8 @@ from corral.contract.http import (
 )
 from corral.kit.log import get_log
 from corral.relay.body import AnyBody, RequestBody
+from corral.relay.edited_response import EditorTap
+from corral.relay.http1.chunked import LAST_CHUNK, frame
 from corral.relay.http1.fields import HOP_BY_HOP, write_fields
 from corral.relay.http1.head import RequestHead, ResponseHead
 from corral.relay.loop.runner import Park
@@ -61,6 +64,9 @@ class Exchange(ResponseWriter):
     _sent_request: tuple[UpstreamConnection, float] | None = None  # on the fast path: the connection, and when
     _replaced: Headers = ()  # response headers that the handler sets
     _added = b""  # the same as bytes
+    edited = False  # an editor has accepted the response: `end` ends it, not the upstream
+    _edited_whole = False  # the upstream completed the last response that was edited
+    _held = b""  # edited bytes that wait for the head of the response
 
     def __init__(self, conn: ClientConnection, head: RequestHead, body: AnyBody, request_id: bytes) -> None:
         self.loop = conn.loop
@@ -145,9 +151,16 @@ class Exchange(ResponseWriter):
         patience: Patience | None = None,
         unwanted: Unwanted | None = None,
         reads_unwanted: bool = False,
+        editor: StreamEditor | None = None,
     ) -> RelayResult:
-        if (self.progress != OPEN and self._sent_request is None) or self.relaying:
+        is_open = self.progress == OPEN or self._sent_request is not None or (self.edited and self.progress == BEGUN)
+        if not is_open or self.relaying:
             raise RuntimeError("this request has been answered already")
+        if editor is not None:
+            if self.progress == OPEN:  # an earlier attempt may have failed before it began
+                self.edited, self._held = False, b""
+            tap = EditorTap(self, editor, tap)
+            self._edited_whole = False
         started = time.monotonic()
         pool = self.conn.server.pool
         request_head = self.request_head
@@ -191,13 +204,15 @@ class Exchange(ResponseWriter):
                     self._stop_relaying()
             if failure is not None:
                 raise failure
+            if self.edited and self.tap is None:
+                raise RuntimeError("the editor of the response failed")
         pool.counters.bytes_relayed += self.bytes_sent
         first_byte_s = self.first_byte_s
         return _new_result(
             RelayResult,
             (
                 self.status,
-                self.progress == COMPLETE,
+                self.progress == COMPLETE or self._edited_whole,
                 self.gone,
                 first_byte_s if first_byte_s > 0 else 0.0,
                 time.monotonic() - started,
@@ -345,10 +360,48 @@ class Exchange(ResponseWriter):
         else:
             ResponseWriter.on_drained(self)
 
+    # Edited responses.
+
+    def _begin_edited(self, head: ResponseHead) -> None:
+        if self.progress != OPEN:
+            return  # the head of a later response is not sent
+        start = self._replace(head) if self._replaced else head.wire
+        held, self._held = self._held, b""
+        self._write_edited(self.write_head(head.status, start, self.unknown_length(), held))
+
+    def send_edited(self, data: bytes) -> None:
+        framed = frame(data) if self.request_head.minor else data
+        if self.progress == OPEN:
+            self._held += framed
+        else:
+            self._write_edited(framed)
+
+    def _write_edited(self, data: bytes) -> None:
+        if not self.gone:
+            self.bytes_sent += len(data)
+            self.conn.write_queue.write(self.conn.transport, data)
+
+    def end(self, data: bytes, *, complete: bool) -> None:
+        if not self.edited or self.progress != BEGUN or self.relaying:
+            raise RuntimeError("there is no edited response to end")
+        if data:
+            self.send_edited(data)
+        if self.gone:
+            return
+        if complete:
+            if self.request_head.minor:
+                self._write_edited(LAST_CHUNK)
+            self.complete()
+        else:
+            self.cut()
+
     # Events, called by the upstream's connection and by the client's. Each call is the last step of its caller: the
     # handler may run to its end in here.
 
     def pass_response(self, head: ResponseHead, framing: bytes, body: bytes) -> None:
+        if self.edited:
+            self._begin_edited(head)
+            return
         start = self._replace(head) if self._replaced else head.wire
         self.pass_on(self.write_head(head.status, start, framing, body))
 
@@ -359,6 +412,7 @@ class Exchange(ResponseWriter):
             not self.keep
             or not self.request_head.minor
             or self._replaced
+            or self.edited
             or not self.body.complete
             or conn.server.draining
         ):
@@ -372,8 +426,9 @@ class Exchange(ResponseWriter):
 
     def pass_on(self, data: bytes) -> None:
         """Write bytes from an upstream to the client."""
-        self.bytes_sent += len(data)
-        self.conn.write_queue.write(self.conn.transport, data)
+        if not self.edited:
+            self.bytes_sent += len(data)
+            self.conn.write_queue.write(self.conn.transport, data)
 
     def _replace(self, head: ResponseHead) -> bytes:
         return head.wire_without(frozenset([name for name, _ in self._replaced])) + self._added
@@ -392,6 +447,10 @@ class Exchange(ResponseWriter):
         self._upstream = None
         if not self._whole:
             self._detach_body()
+        if self.edited:
+            self._edited_whole = True
+            self.wake(_OUTCOME)
+            return
         self.progress = COMPLETE
         if not self.keep or not self.body.complete:
             self.conn.close_after_response()
@@ -401,7 +460,8 @@ class Exchange(ResponseWriter):
         """The response has begun and will not be completed."""
         self._upstream = None
         self._detach_body()
-        self.cut()
+        if not self.edited:
+            self.cut()
         self.wake(_OUTCOME)
 
     def on_no_response(self, why: str, *, timed_out: bool, stale: bool, unresponsive: bool) -> None:

@@ -114,6 +114,8 @@ class ResponseReader(PooledConnection):
             except Malformed as bad:
                 self._fail(bad.reason)
                 return
+            if exchange.edited:
+                out = b""  # the editor has sent its own bytes
         ticker = self._ticker
         self._deadline = ticker.now + self._idle_s + ticker.tick_s
         exchange.bytes_sent += len(out)

@@ -246,7 +246,8 @@ def _event(content: dict[str, Any]) -> bytes:
 
 
 def _usage(chat: Chat, count: int) -> dict[str, int]:
-    prompt_tokens = len(chat.text.split())
+    texts = [chat.prompt, *(message.content for message in chat.messages)]
+    prompt_tokens = sum(len(text.split()) for text in texts)
     return {"prompt_tokens": prompt_tokens, "completion_tokens": count, "total_tokens": prompt_tokens + count}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,11 @@ class Came:
     locally: bool = False  # through the unix socket
 
 
+# The status and the body of a stream, and whether it is all: what is not ends like that of a killed process, after its
+# last byte has gone out.
+Script = Callable[[Came], tuple[int, bytes, bool]]
+
+
 @dataclass
 class ScriptedIngress:
     node: str
@@ -41,6 +46,7 @@ class ScriptedIngress:
     reading: asyncio.Event | None = None  # streams begin with the role, and wait for it as if they read the prompt
     paused: asyncio.Event | None = None  # streams wait for it when half of them is sent
     cut: bool = False  # streams end there, the way a killed process ends them
+    script: Script | None = None  # what streams say instead
     port: int = 0
     tls: ssl.SSLContext | None = None
     sockets: Path | None = None  # a folder, for a unix socket beside the port
@@ -106,6 +112,8 @@ class ScriptedIngress:
                 await self.held.wait()
             if request.headers.get("Upgrade") == "websocket":
                 return await self._echo(request)
+            if self.script is not None:
+                return await self._say(request, *self.script(self.came[-1]))
             if b'"stream":true' in body.replace(b" ", b""):
                 return await self._stream(request, usage=b"include_usage" in body)
             return web.json_response({"choices": [{"text": process}], "usage": USAGE})
@@ -118,6 +126,16 @@ class ScriptedIngress:
         async for message in socket:
             await socket.send_str("echo " + message.data)
         return socket
+
+    async def _say(self, request: web.Request, status: int, body: bytes, whole: bool) -> web.StreamResponse:
+        answer = web.StreamResponse(status=status, headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        if body:
+            await answer.write(body)
+        if not whole:
+            assert request.transport is not None
+            request.transport.close()
+        return answer
 
     async def _stream(self, request: web.Request, *, usage: bool) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corral.contract.http import Request
 from corral.contract.loads import LoadStatus
+from corral.contract.manifest import Continues
 from corral.contract.messages.replicas import NodeLoad
 from corral.contract.view import FleetView, ViewModel, ViewNode, ViewReplica
 from corral.gateway.responses import Response
@@ -158,3 +160,25 @@ async def walk(steps: list[Step]) -> None:
 @given(STEPS)
 def test_slots_come_back_and_nobody_waits_beside_a_free_one(steps: list[Step]) -> None:
     asyncio.run(walk(steps))
+
+
+def test_the_fast_path_has_only_models_whose_streams_are_not_resumed() -> None:
+    floor = Floor()
+    continues = Continues(chat="prefill")
+
+    def is_fast(*, asked: bool, can: bool) -> bool:
+        replica = ViewReplica("p1", "n1", "m", 0, "r", 4, continues=continues if can else None)
+        model = msgspec.structs.replace(MODEL, resume_streams=asked)
+        floor.router.apply_view(FleetView(nodes=NODES, models=(model,), replicas=(replica,)))
+        route = floor.router.route_now(floor.ask("a"))
+        if route is None:
+            return False
+        assert route.replica is not None
+        assert route.replica.continues is None, "its streams are not continued, whatever its backend can"
+        route.counter.end()
+        return True
+
+    assert is_fast(asked=False, can=True)
+    assert is_fast(asked=False, can=False)
+    assert is_fast(asked=True, can=False)
+    assert not is_fast(asked=True, can=True)

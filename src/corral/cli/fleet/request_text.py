@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from corral.cli.common.output import printable, relative_time
+from corral.kit.humanize import times
 
 if TYPE_CHECKING:
     from corral.contract.receipts import RequestView, RunningView
@@ -66,5 +67,6 @@ def duration(ms: float) -> str:
 def note(view: RequestView) -> str:
     words = {"client_left": "the client disconnected", "upstream_broke": "the replica closed the connection"}
     tried = f"{view.tries} attempts" if view.tries > 1 else ""
+    resumed = f"resumed {times(view.resumed)}" if view.resumed else ""
     failed = printable(view.error_text or view.error)
-    return ", ".join(word for word in (words.get(view.ending, view.ending), tried, failed) if word)
+    return ", ".join(word for word in (words.get(view.ending, view.ending), resumed, tried, failed) if word)

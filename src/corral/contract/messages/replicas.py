@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from corral.contract.codec import Message, always
+from corral.contract.manifest import Continues
 from corral.contract.subjects import call, event
 
 
@@ -133,6 +134,7 @@ class ReplicaProcess(Message, frozen=True):
     ready_at: str = ""
     restarts: int = 0  # since it was ordered
     error: str = ""  # why the last one ended
+    continues: Continues | None = None  # as its backend's manifest declares it
 
 
 class NodeLoad(Message, frozen=True):

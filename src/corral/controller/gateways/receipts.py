@@ -186,6 +186,7 @@ def _row(receipt: Receipt, seen: dict[tuple[str, ...], tuple[str, ...]]) -> Rece
         receipt.prompt_tokens,
         receipt.completion_tokens,
         receipt.tries,
+        receipt.resumed,
     )
     if min(numbers) < 0 or max(numbers) > _LARGEST:
         numbers = tuple(min(max(number, 0), _LARGEST) for number in numbers)
@@ -228,6 +229,7 @@ def _view(named: NamedReceipt) -> RequestView:
         tries=kept.tries,
         error=kept.error,
         error_text=kept.error_text,
+        resumed=kept.resumed,
     )
 
 

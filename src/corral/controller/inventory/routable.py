@@ -77,6 +77,7 @@ def _shown(listing: Listing, process: ReplicaProcess) -> ViewReplica:
         digest=process.digest,
         # A draining node serves until others can; an unhealthy one only if no other can.
         last_resort=listing.status != "healthy" or not listing.current,
+        continues=process.continues,
     )
 
 

@@ -135,6 +135,9 @@ class AsgiResponder:
     async def relay(self, target: Target, **_: object) -> RelayResult:
         self._cannot(target)
 
+    def end(self, data: bytes, *, complete: bool) -> None:
+        raise NotImplementedError("nothing is relayed from here, so no relayed response is ended")
+
     def _cannot(self, target: Target) -> NoReturn:
         raise NotImplementedError(f"nothing is relayed from here, not to {target} either")
 

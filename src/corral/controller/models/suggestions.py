@@ -12,7 +12,16 @@ from corral.kit.suggest import format_suggestions, similar_names, suggest_names
 FIELDS = (
     *("name", "alias", "backend", "parameters", "download_files", "artifacts", "mmproj", "context_size", "parallel"),
     *("memory", "tensor_parallel", "tensor_parallel_size", "embeddings", "reranking", "threads", "gpu_layers"),
-    *("concurrency_groups", "pinned", "disabled", "limits", "idle_unload", "while_loading", "load_wait"),
+    *(
+        "concurrency_groups",
+        "pinned",
+        "disabled",
+        "limits",
+        "idle_unload",
+        "while_loading",
+        "load_wait",
+        "resume_streams",
+    ),
 )
 MIN_SIMILARITY = 0.85
 

@@ -152,6 +152,7 @@ def _view_model(model: StoredModel, definition: Definition, schedule: Schedule |
         policy=policy_of(schedule) if schedule is not None else None,
         max_concurrent=definition.max_concurrent,
         retry_after_s=definition.retry_after_s,
+        resume_streams=definition.resume_streams,
     )
 
 

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 from corral.contract.receipts import RequestView, RunningView, is_failure, parse_statuses
 from corral.controller.web.links import model_href, node_href
 from corral.controller.web.words import ago, parse_moment
+from corral.kit.humanize import times
 
 STATUS_CLASSES = ("4xx", "5xx")
 SINCE = {"1h": 3600, "24h": 86400, "7d": 7 * 86400}
@@ -179,6 +180,7 @@ def facts_of(view: RequestView) -> list[tuple[str, str, str]]:
         ("Tokens of the answer", answer, ""),
         ("Tokens per second", rate, ""),
         ("Tries", str(view.tries) if view.tries > 1 else "", ""),
+        ("Resumed", f"{times(view.resumed)}, after a replica broke the stream off" if view.resumed else "", ""),
         ("Process", view.process_id, ""),
         ("Revision of the model", view.revision, ""),
         ("Backend", view.digest, ""),
@@ -189,6 +191,7 @@ def facts_of(view: RequestView) -> list[tuple[str, str, str]]:
 
 def _line(view: RequestView, now: datetime) -> RequestLine:
     tried = f"{view.tries} tries" if view.tries > 1 else ""
+    resumed = f"resumed {times(view.resumed)}" if view.resumed else ""
     ending = _ENDINGS.get(view.ending, view.ending)
     return RequestLine(
         key=f"{view.id} {view.at}",
@@ -208,7 +211,7 @@ def _line(view: RequestView, now: datetime) -> RequestLine:
         tokens=_tokens(view),
         speed=speed(view),
         link=f"/fleet/requests/{quote(view.id, safe='')}?{urlencode({'at': view.at})}",
-        remark=", ".join(part for part in (ending, tried, view.error_text or view.error) if part),
+        remark=", ".join(part for part in (ending, resumed, tried, view.error_text or view.error) if part),
         model_href=model_href(view.served_by or view.model) if view.node_id else "",
         node_href=node_href(view.node) if view.node else "",
         title=" · ".join(part for part in (view.id, view.process_id, view.revision[:12], view.digest) if part),

@@ -4,7 +4,8 @@ receipt.
 A retry is safe as long as no process has started to work on the request: the ingress refused the connection or the
 gateway's own token, or reported that the process is not there. Once per request the gateway also retries where no
 response can follow any more: the ingress stopped responding (`routing/ingress_monitor.py`), or reported that the
-process ended. Any other failure goes to the client. The gateway never retries because a response takes long.
+process ended. Any other failure goes to the client, except that of a stream which another replica may continue
+(`stream_resumer.py`). The gateway never retries because a response takes long.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ from corral.gateway.http.headers import HIDDEN_FROM_REPLICA, for_replica, hidden
 from corral.gateway.http.model_field import FieldReader
 from corral.gateway.http.multipart import SpooledBody
 from corral.gateway.http.rate_limits import KeyLimiter
+from corral.gateway.http.stream_resumer import StreamResumer, resumable_stream
 from corral.gateway.receipts.buffer import ReceiptBuffer, ReceiptTemplate, served_by
 from corral.gateway.receipts.metrics import RouteCounts
 from corral.gateway.receipts.running import RunningRequests
 from corral.gateway.receipts.spans import RequestSpans, RequestTrace
 from corral.gateway.receipts.usage import NO_USAGE, Usage, UsageTap
 from corral.gateway.responses import NO_ERROR, ReceiptError, Response, receipt_error
+from corral.gateway.resumption.stream import ResumableStream
 from corral.gateway.routing.in_flight import Ejection
 from corral.gateway.routing.replicas import ReplicaTarget, Route
 from corral.gateway.routing.request import Router, RouteRequest, WaitTimes
@@ -111,6 +114,8 @@ class _RequestOutcome:
     result: RelayResult | None = None
     ending: str = ""
     error: ReceiptError = NO_ERROR
+    resumed: int = 0  # times that the stream broke off and went on
+    usage: Usage | None = None  # of a stream that several replicas generated
 
     def first_s(self) -> float | None:
         """Until the first event with generated content; None where there was none, or the response is not a stream."""
@@ -145,6 +150,7 @@ class Forwarder:
         self._settings = settings
         self._patience = patience
         self._reader = FieldReader()
+        self.resumer = StreamResumer(router, ejection, clock, settings)
         self.retries = 0
 
     async def forward(self, request: Request, responder: Responder, inference: InferenceRequest) -> int:
@@ -196,7 +202,7 @@ class Forwarder:
             raise
         finally:
             self._running.end(outcome)
-            usage = outcome.tap.usage() if outcome.result is not None else NO_USAGE
+            usage = outcome.usage or (outcome.tap.usage() if outcome.result is not None else NO_USAGE)
             if outcome.limiter is not None:
                 outcome.limiter.end(usage.prompt + usage.completion)
             self._write_receipt(request, outcome, usage)
@@ -222,8 +228,9 @@ class Forwarder:
             outcome.replica = route.replica
             if route.replica is not None:
                 request.extra["node"] = route.replica.node_name  # for the log line
+            stream = None if inference is None else resumable_stream(route, request.route, inference.body)
             try:
-                outcome.result = await self._relay(request, responder, outcome, inference, route)
+                outcome.result = await self._relay(request, responder, outcome, inference, route, stream)
             except (BudgetExceeded, OSError) as error:
                 log.error("a request body could not be written to disk", reason=str(error))
                 response = responses.no_space("disk", self._settings.retry_after_s)
@@ -235,9 +242,14 @@ class Forwarder:
                     return await self._refuse(request, responder, outcome, response, str(failure))
                 self.retries += 1
             else:
-                return self._on_relayed(outcome, route, outcome.result)
+                if inference is None or stream is None or not stream.is_edited:
+                    return self._on_relayed(outcome, route, outcome.result)
             finally:
                 route.counter.end()
+            if outcome.result is not None:  # the slot is free: a continuation takes one of its own
+                assert inference is not None
+                assert stream is not None
+                return await self._complete_stream(responder, outcome, inference, route, stream, outcome.result)
             route = None
 
     async def _relay(
@@ -247,6 +259,7 @@ class Forwarder:
         outcome: _RequestOutcome,
         inference: InferenceRequest | None,
         route: Route,
+        stream: ResumableStream | None,
     ) -> RelayResult:
         return await responder.relay(
             route.target,
@@ -259,7 +272,47 @@ class Forwarder:
             upgrade=bool(request.upgrade),
             patience=self._patience,
             unwanted=_is_internal,
+            editor=stream,
         )
+
+    async def _complete_stream(
+        self,
+        responder: Responder,
+        outcome: _RequestOutcome,
+        inference: InferenceRequest,
+        route: Route,
+        stream: ResumableStream,
+        result: RelayResult,
+    ) -> int:
+        """End a stream that may be continued, or continue it where the replica broke it off."""
+        assert route.replica is not None
+        self._ejection.on_reached(route.counter)
+
+        async def relay(route: Route, body: bytes, stream: ResumableStream) -> RelayResult:
+            outcome.attempts += 1
+            return await responder.relay(
+                route.target,
+                path=route.path,
+                strip=HIDDEN_FROM_REPLICA if outcome.trace is None else hidden_from_replica(inference.request.headers),
+                add=for_replica(route.ingress_token, outcome.trace.client.traceparent() if outcome.trace else b""),
+                body=body,
+                tap=outcome.tap,
+                patience=self._patience,
+                unwanted=_is_error,
+                editor=stream,
+            )
+
+        resumed = await self.resumer.complete(stream, route.replica, result, inference, responder, relay)
+        outcome.resumed = resumed.times
+        outcome.replica = resumed.replica or route.replica
+        if stream.is_continued:
+            outcome.usage = stream.usage()
+        if resumed.client_gone:
+            outcome.ending = "client_left"
+        elif not resumed.complete:
+            outcome.ending = "upstream_broke"
+        result = result._replace(client_gone=resumed.client_gone)
+        return self._counts.count_relayed(result, outcome.first_s())
 
     def _can_retry(self, route: Route, failure: UpstreamFailed, outcome: _RequestOutcome) -> bool:
         """Whether another replica may get the request. Ejects the replica or node that could not be reached."""
@@ -331,6 +384,7 @@ class Forwarder:
             streamed=outcome.tap.streamed,
             ending=outcome.ending,
             tries=max(1, outcome.attempts),
+            resumed=outcome.resumed,
             error=outcome.error.code,
             error_text=outcome.error.text,
         )
@@ -349,6 +403,10 @@ class Forwarder:
 def _is_internal(status: int, headers: Headers) -> bool:
     mark = _INTERNAL_RESPONSES.get(status)
     return mark is not None and any(name == mark for name, _ in headers)
+
+
+def _is_error(status: int, headers: Headers) -> bool:
+    return True  # it is only called for these
 
 
 async def _body_for(route: Route, inference: InferenceRequest) -> bytes | memoryview | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
 from corral.contract.http import Target
+from corral.contract.manifest import Continues
 from corral.contract.view import FleetView, ViewModel, ViewNode, ViewReplica
 from corral.gateway.routing.in_flight import InFlight, SlotCounter
 from corral.gateway.routing.local_sockets import LocalSockets
@@ -23,10 +24,18 @@ _NO_COUNTER = SlotCounter()
 class ReplicaTarget:
     """One process that serves a model."""
 
-    __slots__ = ("counter", "node_name", "path_prefix", "routes", "seen", "target", "token")
+    __slots__ = ("continues", "counter", "node_name", "path_prefix", "routes", "seen", "target", "token")
 
-    def __init__(self, seen: ViewReplica, node: ViewNode, target: Target, counter: SlotCounter) -> None:
+    def __init__(
+        self,
+        seen: ViewReplica,
+        node: ViewNode,
+        target: Target,
+        counter: SlotCounter,
+        continues: Continues | None = None,
+    ) -> None:
         self.seen = seen
+        self.continues = continues  # how it goes on with a broken stream; None: it cannot, or its model does not ask
         self.node_name = node.name
         self.target = target
         self.token = node.ingress_token.encode()
@@ -101,6 +110,11 @@ class ModelRoute:
     turn: int = 0  # the index at which the next choice starts
     leaving: tuple[SlotCounter, ...] = ()  # of replicas that left the view and have requests of ours in flight
 
+    @property
+    def resumes_streams(self) -> bool:
+        """Whether a stream that breaks off may be continued: its definition asks for it, and a replica can."""
+        return self.model.resume_streams and any(replica.continues is not None for replica in self.replicas)
+
     def is_full(self) -> bool:
         """Whether the requests in flight and waiting, as far as this gateway knows, reach the limit of the
         definition."""
@@ -163,7 +177,9 @@ def place_replicas(
             or (model_route.model.revision and seen.revision != model_route.model.revision)
         ):
             continue
-        found[seen.model].append(ReplicaTarget(seen, node, target, in_flight.counter(seen.process_id, seen.node_id)))
+        continues = seen.continues if model_route.model.resume_streams else None
+        counter = in_flight.counter(seen.process_id, seen.node_id)
+        found[seen.model].append(ReplicaTarget(seen, node, target, counter, continues))
     for name, model_route in model_routes.items():
         _set_replicas(model_route, found[name])
     in_flight.retain({replica.seen.process_id for replicas in found.values() for replica in replicas})

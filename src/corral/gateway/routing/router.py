@@ -60,7 +60,9 @@ class ReplicaRouter:
         self._local_sockets = local_sockets
         self._model_routes: dict[str, ModelRoute] = {}  # by the model's own name
         self._by_name: dict[str, ModelRoute] = {}  # by name and alias
-        self._ready: dict[str, ModelRoute] = {}  # by own name, models with replicas only
+        # By own name, models with replicas only: those whose requests may take the fast path. A model whose streams are
+        # resumed is not here: the fast path neither knows nor checks it.
+        self._ready: dict[str, ModelRoute] = {}
         self._suggestions = ModelSuggestions()
         self._nodes_at: dict[Target, set[str]] = {}  # by their ingress
         self.prefix_misses = 0  # prompts whose matching replica was too busy
@@ -81,7 +83,11 @@ class ReplicaRouter:
         place_replicas(view, self._model_routes, self._in_flight, self._controller, self._local_sockets)
         self._nodes_at = self._find_nodes()
         self._loads.retain(self._model_routes.keys())
-        self._ready = {name: model_route for name, model_route in self._model_routes.items() if model_route.replicas}
+        self._ready = {
+            name: model_route
+            for name, model_route in self._model_routes.items()
+            if model_route.replicas and not model_route.resumes_streams
+        }
         for name, model_route in before.items():
             if name in self._model_routes:
                 self._model_routes[name].leaving = find_leaving(model_route, self._model_routes[name])

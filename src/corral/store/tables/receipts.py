@@ -56,6 +56,7 @@ class StoredReceipt(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     tries: int
+    resumed: int
     estimated: bool
     streamed: bool
     error: str
@@ -122,6 +123,7 @@ table = Table(
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
     Column("tries", BigInteger, nullable=False),
+    Column("resumed", BigInteger, nullable=False, server_default=text("0")),
     Column("estimated", Boolean, nullable=False),
     Column("streamed", Boolean, nullable=False),
     # For releases that do not know the columns yet.

@@ -177,6 +177,7 @@ class Entry:
             ready_at=self.ready_at,
             restarts=self.restarts,
             error=self.error,
+            continues=spec.manifest.continues,
         )
 
 

@@ -77,6 +77,7 @@ function facts(receipt) {
       words.push(`${((receipt.completion_tokens - 1) / seconds).toFixed(1)} tokens/s`);
     }
   }
+  if (receipt.resumed) words.push(`resumed ${receipt.resumed === 1 ? "once" : "twice"}`);
   if (receipt.tries > 1) words.push(`${receipt.tries} tries`);
   return words.join(" · ");
 }
