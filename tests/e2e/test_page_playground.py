@@ -271,3 +271,69 @@ async def test_two_texts_are_compared_and_documents_ranked(person: Watched, app:
     await page.get_by_label("Documents, one per line").fill("a cat\na dog")
     await page.get_by_role("button", name="Rank", exact=True).click()
     await expect(page.locator("#rank output li").first).to_contain_text("a dog")
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}]
+
+
+async def test_results_of_tools_are_typed_and_the_conversation_goes_on(
+    person: Watched, app: tuple[PageApp, str]
+) -> None:
+    page = await open_playground(person, app)
+    await install(app, page, "five")
+    await page.goto(f"{app[1]}/playground?model=five")
+    await expect(page.get_by_label("Model", exact=True).first).to_have_value("five")
+    calling = Models(
+        {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}]},
+        {"tool_calls": [{"index": 1, "function": {"name": "weather", "arguments": "{}"}}]},
+    )
+    await page.route("**/v1/chat/completions", calling.route)
+    await page.get_by_text("Parameters").click()
+    tools = page.get_by_label("Tools, as JSON")
+    for wrong, said in (
+        ("[", "this is not JSON"),
+        ("{}", "write a JSON list"),
+        ('[{"type": "x"}]', '"type" must be "function"'),
+        ('[{"type": "function", "function": {"name": "a b"}}]', '"name" must be'),
+        ('[{"type": "function", "function": {"name": "a", "parameters": []}}]', "must be a JSON schema"),
+        (json.dumps(TOOLS * 2), "two tools have this name"),
+    ):
+        await tools.fill(wrong)
+        await expect(page.locator("#tools-told")).to_contain_text(said)
+        await expect(tools).to_have_attribute("aria-invalid", "true")
+    await tools.fill(json.dumps(TOOLS))
+    await expect(page.locator("#tools-told")).to_have_text("1 tool: weather(city)")
+    await page.get_by_label("Message").fill("Weather?")
+    await page.get_by_label("Message").press("Enter")
+    log = page.get_by_role("log", name="Conversation", exact=True)
+    results = log.get_by_label("Result of weather")
+    await expect(results).to_have_count(2)
+    assert calling.asked[0][1]["tools"] == TOOLS
+    await page.get_by_label("Message").focus()  # the receipt that arrives meanwhile takes nothing that was typed
+    await results.first.fill("<b>sun</b>")
+    await results.last.fill('{"wind": 3}')
+    answering = Models({"content": "It is sunny."})
+    await page.unroute("**/v1/chat/completions")
+    await page.route("**/v1/chat/completions", answering.route)
+    await log.get_by_role("button", name="Send the result and continue").click()
+    await expect(log).to_contain_text("It is sunny.")
+    await expect(log.locator(".result code").first).to_have_text("<b>sun</b>")
+    await expect(log.locator("form.results")).to_have_count(0)
+    question, calls, first, second = answering.asked[0][1]["messages"]
+    assert question == {"role": "user", "content": "Weather?"}
+    assert [call["id"] for call in calls["tool_calls"]] == ["c1", "call_1"]
+    assert calls["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
+    assert (first["role"], first["tool_call_id"], first["content"]) == ("tool", "c1", "<b>sun</b>")
+    assert (second["tool_call_id"], second["content"]) == ("call_1", '{"wind": 3}')
+
+    # Kept with the conversation; a call that nobody answered can still be answered after a reload.
+    await page.unroute("**/v1/chat/completions")
+    await page.route("**/v1/chat/completions", calling.route)
+    await page.get_by_label("Message").fill("And tomorrow?")
+    await page.get_by_label("Message").press("Enter")
+    await expect(results).to_have_count(2)
+    await expect(page.locator("#kept")).to_contain_text("Weather?")
+    await page.reload()
+    await page.get_by_role("button", name="Weather?", exact=True).click()
+    await expect(results).to_have_count(2)
+    await expect(log.locator(".result code")).to_have_count(2)

@@ -7,6 +7,7 @@ import { readImages } from "./images.js";
 import { followLoad, receiptOf, stream } from "./inference.js";
 import { markdown } from "./markdown.js";
 import { duration } from "./receiptwords.js";
+import { addCalls, awaitsResults, callBlocks, isAnswered, messagesOfCalls, readTools, resultForm, setUpEditor } from "./tools.js";
 
 const DRAW_MS = 80;
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty"];
@@ -16,6 +17,7 @@ let current = null; // the conversation that is shown
 let columns = [];
 let running = null; // AbortController of the answers under way
 let images = []; // data URLs that go with the next question
+let checkTools = () => {};
 
 // Settings.
 
@@ -27,15 +29,8 @@ function readSettings() {
   }
   const stop = settings.elements.stop.value.split("\n").filter(Boolean);
   if (stop.length) found.stop = stop;
-  const tools = settings.elements.tools.value.trim();
-  if (tools) {
-    try {
-      found.tools = JSON.parse(tools);
-    } catch (error) {
-      throw new Error(`Tools: this is not JSON (${error.message}).`);
-    }
-    if (!Array.isArray(found.tools)) throw new Error("Tools: write a JSON list of tools.");
-  }
+  const tools = readTools(settings.elements.tools.value);
+  if (tools) found.tools = tools;
   return found;
 }
 
@@ -45,18 +40,23 @@ function keptSettings() {
 
 function showSettings(kept) {
   for (const field of settings.elements) if (field.name) field.value = kept[field.name] ?? "";
+  checkTools();
 }
 
 // Messages as the API takes them.
 
 function messagesOf(thread) {
   const system = settings.elements.system.value.trim();
-  const said = thread.filter((each) => !each.failed).map(({ role, text, images }) => ({
-    role,
-    content: images?.length
-      ? [{ type: "text", text }, ...images.map((url) => ({ type: "image_url", image_url: { url } }))]
-      : text,
-  }));
+  const said = thread.filter((each) => !each.failed).flatMap((each) => {
+    const { role, text, images } = each;
+    if (isAnswered(each)) return messagesOfCalls(each);
+    return {
+      role,
+      content: images?.length
+        ? [{ type: "text", text }, ...images.map((url) => ({ type: "image_url", image_url: { url } }))]
+        : text,
+    };
+  });
   return system ? [{ role: "system", content: system }, ...said] : said;
 }
 
@@ -82,19 +82,11 @@ function facts(receipt) {
   return words.join(" · ");
 }
 
-function callBlock({ name, args }) {
-  let shown = args;
-  try {
-    shown = JSON.stringify(JSON.parse(args), null, 2);
-  } catch {
-    // Still arriving, or not JSON: as it is.
-  }
-  const head = make("div", { className: "code-head" }, make("span", { textContent: `tool call: ${name || "…"}` }));
-  return make("div", { className: "code call" }, head, make("pre", { tabIndex: 0 }, make("code", { textContent: shown })));
-}
-
-function drawMessage(message, element) {
+/** `onResults`: what happens with the results of the calls of this message; without it nobody is asked for them. */
+function drawMessage(message, element, onResults) {
   const inside = [];
+  const asked = $("form.results", element); // what was typed there stays, and the focus
+  const focused = asked?.contains(document.activeElement) ? document.activeElement : null;
   if (message.images?.length) {
     inside.push(make("div", { className: "images" }, ...message.images.map((src) => make("img", { src, alt: "Attached image" }))));
   }
@@ -106,19 +98,21 @@ function drawMessage(message, element) {
   if (message.role === "user") text.textContent = message.text;
   else text.append(markdown(message.text));
   if (message.text) inside.push(text);
-  for (const called of message.calls ?? []) inside.push(callBlock(called));
+  for (const called of message.calls ?? []) inside.push(...callBlocks(called));
+  if (onResults && awaitsResults(message)) inside.push(asked ?? resultForm(message, onResults));
   if (message.failed) inside.push(make("p", { className: "wrong", textContent: message.failed }));
   if (message.note) inside.push(make("p", { className: "quiet wait", textContent: message.note }));
   if (message.receipt) inside.push(make("p", { className: "receipt quiet", textContent: facts(message.receipt) }));
   element.replaceChildren(...inside);
+  focused?.focus();
 }
 
-function addMessage(column, message) {
+function addMessage(column, message, onResults) {
   const who = make("span", { className: "unseen", textContent: message.role === "user" ? "You: " : "Answer: " });
   const body = make("div");
   const element = make("article", { className: `said ${message.role}` }, who, body);
   column.log.append(element);
-  drawMessage(message, body);
+  drawMessage(message, body, onResults);
   column.log.scrollTop = column.log.scrollHeight;
   return body;
 }
@@ -126,14 +120,15 @@ function addMessage(column, message) {
 function showThreads() {
   columns.forEach((column, index) => {
     column.log.replaceChildren();
-    for (const message of current.threads[index] ?? []) addMessage(column, message);
+    const thread = current.threads[index] ?? [];
+    for (const message of thread) addMessage(column, message, message === thread.at(-1) ? takeResults(current, column, thread) : null);
     column.empty.hidden = Boolean(current.threads[index]?.length);
   });
 }
 
 // One answer.
 
-async function answer(column, thread, model, parameters, signal) {
+async function answer(column, thread, model, parameters, signal, onResults) {
   const message = { role: "assistant", text: "" };
   const body = { model, messages: messagesOf(thread), ...parameters };
   thread.push(message);
@@ -143,11 +138,12 @@ async function answer(column, thread, model, parameters, signal) {
   let drawn = 0;
   let frame = 0;
   let id = "";
+  let done = false;
   const draw = () => {
     frame = 0;
     drawn = performance.now();
     const atEnd = column.log.scrollHeight - column.log.scrollTop - column.log.clientHeight < 60;
-    drawMessage(message, element);
+    drawMessage(message, element, done && message === thread.at(-1) ? onResults : null);
     if (atEnd) column.log.scrollTop = column.log.scrollHeight;
   };
   const drawSoon = () => (frame ||= setTimeout(draw, Math.max(0, DRAW_MS - (performance.now() - drawn))));
@@ -173,11 +169,7 @@ async function answer(column, thread, model, parameters, signal) {
       message.text += delta.content ?? "";
       const thought = delta.reasoning_content ?? delta.reasoning;
       if (thought) message.reasoning = (message.reasoning ?? "") + thought;
-      for (const { index = 0, function: called } of delta.tool_calls ?? []) {
-        const kept = ((message.calls ??= [])[index] ??= { name: "", args: "" });
-        kept.name += called?.name ?? "";
-        kept.args += called?.arguments ?? "";
-      }
+      addCalls(message, delta.tool_calls);
       drawSoon();
     });
   } catch (error) {
@@ -188,6 +180,7 @@ async function answer(column, thread, model, parameters, signal) {
   loading.abort();
   clearTimeout(frame);
   message.note = message.stopped ? "Stopped." : !message.failed && !message.text && !message.calls && !message.reasoning ? "The answer is empty." : undefined;
+  done = true;
   draw();
   column.log.removeAttribute("aria-busy");
   return async () => {
@@ -203,19 +196,39 @@ async function send(text) {
   const asked = columns.map((column) => column.select.value);
   if (asked.some((model) => !model)) throw new Error("Choose a model first.");
   const shown = current; // another conversation may be opened meanwhile
-  running = new AbortController();
-  form.classList.add("running");
   shown.title ||= text.slice(0, 80) || "An image";
   shown.models = asked;
   const question = { role: "user", text, ...(images.length && { images }) };
-  const finished = columns.map((column, index) => {
-    const thread = (shown.threads[index] ??= []);
-    thread.push({ ...question });
+  for (const form of document.querySelectorAll("#columns form.results")) form.remove(); // the person goes on without them
+  columns.forEach((column, index) => {
+    (shown.threads[index] ??= []).push({ ...question });
     column.empty.hidden = true;
     addMessage(column, question);
-    return answer(column, thread, asked[index], parameters, running.signal);
   });
   showImages([]);
+  await answerAll(shown, columns.map((column, index) => [column, shown.threads[index], asked[index]]), parameters);
+}
+
+/** What happens with the results that a person types for the calls of the last message. */
+function takeResults(shown, column, thread) {
+  return (results) => {
+    try {
+      if (running) throw new Error("An answer is under way: wait for its end, or stop it.");
+      const parameters = readSettings();
+      const message = thread.at(-1);
+      message.calls.forEach((called, at) => (called.result = results[at]));
+      drawMessage(message, column.log.lastElementChild.lastElementChild);
+      answerAll(shown, [[column, thread, column.select.value]], parameters).catch((error) => say(error.message, true));
+    } catch (error) {
+      say(error.message, true);
+    }
+  };
+}
+
+async function answerAll(shown, places, parameters) {
+  running = new AbortController();
+  form.classList.add("running");
+  const finished = places.map(([column, thread, model]) => answer(column, thread, model, parameters, running.signal, takeResults(shown, column, thread)));
   const receipts = await Promise.all(finished);
   form.classList.remove("running");
   running = null;
@@ -309,6 +322,7 @@ export function setUpChat() {
     select: $("select", box),
   }));
   columns = all.slice(0, 1);
+  checkTools = setUpEditor(settings.elements.tools);
   const wanted = new URLSearchParams(location.search);
   setColumns(wanted.get("beside") ? 2 : 1);
   all.forEach(({ select }) => select.addEventListener("change", keepAddress));
