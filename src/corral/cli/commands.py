@@ -27,7 +27,10 @@ COMMANDS = {
     "ps": ("corral.cli.models.short_commands:ps_app", "List the loaded models and where they run, like `ollama ps`."),
     "pull": ("corral.cli.models.short_commands:pull_app", "Install a model and fetch its files, like `ollama pull`."),
     "chat": ("corral.cli.models.chat:app", "Send a prompt to a model and print the answer."),
-    "logs": ("corral.cli.fleet.logs:app", "Print the log of the processes of a model or a backend."),
+    "logs": (
+        "corral.cli.fleet.logs:app",
+        "Print the log of the processes of a model or a backend, or of a node's worker.",
+    ),
     "why": ("corral.cli.fleet.why:app", "Explain placement decisions and open operations."),
     "ops": ("corral.cli.operations.commands:app", "List, follow, cancel and retry operations."),
     "top": ("corral.cli.top.command:app", "Show nodes, models, operations, requests and logs live in the terminal."),

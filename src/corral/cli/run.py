@@ -130,6 +130,8 @@ def _usage_error(error: click.ClickException) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) or not message:
         print(context.get_help() if context else message, file=sys.stderr)
     else:
+        if isinstance(error, click.NoSuchOption) and error.option_name.lstrip("-")[:1].isdigit():
+            message = f"'{error.option_name}…' is a negative number, which this command does not take"
         command = context.command_path if context else "corral"
         print_error(f"{' '.join(message.split())} (see `{command} --help`)")
     return int(error.exit_code)

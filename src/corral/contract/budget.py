@@ -24,6 +24,7 @@ _UNITS = {
 _BUDGET = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(?P<unit>%|[a-z]*)")
 # A number anybody means fits; text of a megabyte would otherwise be turned into an integer of a megabyte.
 _LONGEST = 64
+_LARGEST = 1024**5  # no machine has a pebibyte of VRAM: such a value is a slip
 _EXAMPLES = "give one such as 80%, 0.8, 12GB, 12GiB or a number of bytes"
 
 
@@ -61,7 +62,7 @@ def parse_budget(text: str) -> Budget:
     if unit == "%":
         return _share(number / 100, text)
     if unit in _UNITS:
-        return _amount(number * _UNITS[unit])
+        return _amount(number * _UNITS[unit], text)
     if unit:
         raise ValueError(f"{_shown(text)} has an unknown unit {unit!r}; {_EXAMPLES}")
     return _bare(number, text)
@@ -72,7 +73,7 @@ def _bare(number: Fraction, text: str) -> Budget:
         return _share(number, text)
     if number.denominator != 1:
         raise ValueError(f"{_shown(text)} is neither a share of at most 1 nor a whole number of bytes; {_EXAMPLES}")
-    return _amount(number)
+    return _amount(number, text)
 
 
 def _share(fraction: Fraction, text: str) -> Budget:
@@ -81,8 +82,10 @@ def _share(fraction: Fraction, text: str) -> Budget:
     return Share(fraction) if fraction else NoBudget()
 
 
-def _amount(size: Fraction) -> Budget:
+def _amount(size: Fraction, text: str) -> Budget:
     whole = int(size)
+    if whole > _LARGEST:
+        raise ValueError(f"{_shown(text)} is more than 1 PiB, which no machine has; {_EXAMPLES}")
     return Amount(whole) if whole else NoBudget()
 
 

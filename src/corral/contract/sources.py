@@ -176,6 +176,11 @@ def parse_uri(
     raise Invalid(f"{text[:200]!r} is not a source; write oci://, http(s)://, file://, ocifile://, pypi:// or a path")
 
 
+def is_path_on_node(uri: str) -> bool:
+    """Whether the URI names a file or folder of the machine that installs it; nobody else can look there."""
+    return uri.strip().lower().startswith(("file://", "ocifile://", "/", "./", "../"))
+
+
 class HubRepository(NamedTuple):
     id: str  # owner/name
     revision: str = ""  # a branch, a tag or a commit; empty: the main one

@@ -237,9 +237,13 @@ def test_nothing_newer_names_the_galleries_that_cannot_be_read(corral: Corral) -
     corral.fleet.accepted = {"message": UP_TO_DATE, "unchanged": True}
     corral.fleet.accepts = [UNCHANGED]
     ran = corral("backends", "upgrade", "vllm")
-    assert (ran.out, ran.err) == (f"{UP_TO_DATE} (in the galleries that can be read)\n", f"{notice}\n")
+    next_step = "What to check: `corral doctor`.\n"
+    assert (ran.out, ran.err) == (f"{UP_TO_DATE} (in the galleries that can be read)\n", f"{notice}\n{next_step}")
     ran = corral("backends", "upgrade", "--outdated")
-    assert (ran.code, ran.err) == (0, f"{notice}\nEvery backend is up to date with the galleries that can be read.\n")
+    assert (ran.code, ran.err) == (
+        0,
+        f"{notice}\n{next_step}Every backend is up to date with the galleries that can be read.\n",
+    )
     same = {"node_id": "a", "node_name": "attic", "action": "nothing", "version": "1.1"}
     corral.fleet.plan = {"kind": "upgrade", "backend": "vllm", "notes": [UP_TO_DATE], "nodes": [same]}
     ran = corral("backends", "upgrade", "vllm", "--dry-run")

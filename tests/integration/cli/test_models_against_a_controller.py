@@ -55,9 +55,13 @@ async def test_from_the_gallery_to_nothing(corral: Command) -> None:
     assert (code, out) == (0, "tiny installed\n")
     assert "The first request loads the model" in err
     code, out, err = await corral("install", "smollm2-135m", "--as", "tiny", "--set", "context_size=1024")
-    assert (code, out, "the given settings were not applied" in err) == (0, "tiny is as it was\n", True)
+    assert (code, out, "installed with other settings: change it with `corral models edit tiny --set" in err) == (
+        1,
+        "",
+        True,
+    )
     code, out, err = await corral("install", "smollm2-135m", "--as", "tiny", "--set", "context_size=2048")
-    assert (code, out, "not applied" in err) == (0, "tiny is as it was\n", False), "they are what it has"
+    assert (code, out, "other settings" in err) == (0, "tiny is as it was\n", False), "they are what it has"
     for given in (("--as", "other"), ("--set", "context_size=1"), ("--variant", "none")):
         code, out, err = await corral("install", "smollm2-135m", "--dry-run", *given)
         assert (code, out, "leave --as, --set and --variant out" in err) == (2, "", True), given

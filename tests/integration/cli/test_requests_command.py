@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from tests.integration.cli.conftest import Corral
+from tests.support.scripted_fleet import node
 
 UNDER_WAY = {
     "id": "r-1",
@@ -61,3 +62,21 @@ def test_what_has_not_ended_has_no_result(corral: Corral, more: tuple[str, ...])
     ran = corral("requests", "--running", *more)
     assert ran.code != 0
     assert "have not ended" in ran.err
+
+
+@pytest.mark.parametrize("more", [(), ("--watch",)])
+def test_a_name_that_nothing_has_is_no_empty_list(corral: Corral, more: tuple[str, ...]) -> None:
+    corral.fleet.answers["GET", "/api/requests"] = lambda: web.json_response({"requests": [], "next": ""})
+    corral.fleet.answers["GET", "/api/keys"] = lambda: web.json_response([])
+    corral.fleet.nodes = [node("barn")]
+    for asked in (("--node", "nosuch"), ("--model", "nosuch"), ("--by", "nosuch")):
+        ran = corral("requests", *asked, *more)
+        assert (ran.code, ran.out) == (1, ""), asked
+        assert "nosuch" in ran.err
+
+
+def test_a_name_without_requests_is(corral: Corral) -> None:
+    corral.fleet.answers["GET", "/api/requests"] = lambda: web.json_response({"requests": [], "next": ""})
+    corral.fleet.nodes = [node("barn")]
+    ran = corral("requests", "--node", "barn")
+    assert (ran.code, "No requests." in ran.err) == (0, True)

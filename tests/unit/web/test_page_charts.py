@@ -86,8 +86,8 @@ def test_a_gap_is_left_open_and_a_single_point_is_as_long_as_its_interval() -> N
 
 def test_a_second_line_and_its_latest_value() -> None:
     chart = chart_of(TOKENS, series(point(2, completion_tokens=1200, prompt_tokens=6000)), "1 h ago")
-    assert (chart.value, chart.note) == ("20", "in 100")
-    assert [line.name for line in chart.lines] == ["out", "in"]
+    assert (chart.value, chart.note) == ("20", "answers, 100 prompts")
+    assert [line.name for line in chart.lines] == ["answers", "prompts"]
 
 
 def test_nothing_measured_is_said_and_no_requests_are_no_errors() -> None:

@@ -71,7 +71,7 @@ def test_each_revision_shows_what_it_changed() -> None:
         ("removed", "-context_size: 4096"),
         ("added", "+context_size: 8192"),
     ]
-    assert (oldest.words, oldest.diff, oldest.revision) == ("the first that is kept", (), "a" * 12)
+    assert (oldest.words, oldest.diff, oldest.revision) == ("the oldest revision on record", (), "a" * 12)
 
 
 def test_a_long_diff_is_cut() -> None:

@@ -65,8 +65,10 @@ async def note_unread_galleries(client: Client, kind: str) -> bool:
         notices = [each.notice for each in await client.galleries() if each.kind == kind and each.notice]
     except CorralError as error:  # the answer is here; only the note about possible gaps in it is missing
         notices = [f"Cannot check whether every gallery can be read: {error.message}"]
-    for each in notices:
+    for each in dict.fromkeys(notices):
         print_note(printable(each))
+    if notices:
+        print_note("What to check: `corral doctor`.")
     return bool(notices)
 
 

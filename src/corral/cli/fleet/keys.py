@@ -56,7 +56,7 @@ async def create_key(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Create an API key and print it. The key is shown only once.
+    """Create an API key and print it. The key is shown only once. In the JSON it is `secret`; `key` describes it.
 
     \b
     Examples:
@@ -67,6 +67,8 @@ async def create_key(
     from corral.contract.admin import CreateKey
     from corral.contract.view import KeyLimits
 
+    if not name.strip():
+        raise declare.BadParameter("the name is empty: `corral keys list` shows keys by their names")
     if role not in ROLES:
         raise declare.BadParameter(f"--role: {role!r} is not a role: choose {', '.join(ROLES)}")
     limits = (requests_per_min, tokens_per_min, concurrent)

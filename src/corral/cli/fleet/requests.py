@@ -14,7 +14,8 @@ from corral.cli.common.options import Json, reject_empty
 from corral.cli.common.output import print_error, print_json, print_line, print_note, print_table
 from corral.cli.fleet import request_text
 from corral.kit.durations import parse_duration_s
-from corral.kit.errors import Invalid
+from corral.kit.errors import Invalid, NotFound
+from corral.kit.suggest import similar_names
 
 if TYPE_CHECKING:
     from corral.client import Client
@@ -92,13 +93,30 @@ async def list_requests(
     started = _timestamp(since) if since else ""
     read = partial(client.requests.list, model=model, key=by, node=node, failed=failed, status=status, since=started)
     if watch:
+        await _refuse_unknown(client, model=model, key=by, node=node)
         await _watch(read, as_json=as_json)
         return
     found = await read(limit=limit)
+    if not found:  # receipts of deleted models and nodes are still found by name
+        await _refuse_unknown(client, model=model, key=by, node=node)
     if as_json:
         print_json(found)
         return
     print_table(request_text.COLUMNS, [request_text.row(each) for each in found], empty=request_text.NO_REQUESTS)
+
+
+async def _refuse_unknown(client: Client, *, model: str, key: str, node: str) -> None:
+    """Raises NotFound with similar names."""
+    if node:
+        await client.nodes.get(node)
+    if model:
+        await client.models.get(model)
+    if key:
+        keys = await client.keys.list()
+        if not any(key in (each.id, each.name) for each in keys):
+            similar = similar_names(key, [each.name for each in keys])
+            hint = f"; similar names: {', '.join(similar)}" if similar else "; `corral keys list --all` lists them"
+            raise NotFound(f"no key named {key!r}{hint}")
 
 
 async def _list_running(client: Client, *, model: str, key: str, node: str, watch: bool, as_json: bool) -> None:

@@ -326,7 +326,7 @@ async def budget_node(
     node: Node,
     value: Annotated[
         str | None,
-        declare.Argument(metavar="AMOUNT", help="80%, 0.8, 12GB or 12GiB; 0 for no limit"),
+        declare.Argument(metavar="AMOUNT", help="80%, 0.8, 12GB or 12GiB (at most 1 PiB); 0 for no limit"),
     ] = None,
     reset: Annotated[bool, declare.Option("--reset", help="use the value that the worker reports")] = False,
 ) -> None:
@@ -339,6 +339,8 @@ async def budget_node(
     """
     if reset == (value is not None):
         raise declare.BadParameter("give either an amount such as 80% or 12GB, or --reset")
+    if value is not None and not value.strip():
+        raise declare.BadParameter("the amount is empty: give one such as 80% or 12GB, 0 for no limit, or --reset")
     view = await _find(client, node)
     if value is None:
         await client.nodes.reset_budget(view.id)
@@ -353,7 +355,9 @@ async def budget_node(
 async def max_replicas_node(
     client: Client,
     node: Node,
-    value: Annotated[int | None, declare.Argument(metavar="N", min=1, help="maximum replicas of one model")] = None,
+    value: Annotated[
+        int | None, declare.Argument(metavar="N", min=1, max=1000, help="maximum replicas of one model")
+    ] = None,
     reset: Annotated[bool, declare.Option("--reset", help="use the value that the worker reports")] = False,
 ) -> None:
     """Limit the number of replicas of one model on a node.

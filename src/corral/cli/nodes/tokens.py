@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from corral.client.endpoint import Endpoint
     from corral.contract.admin import JoinTokenView
 
+MAX_LIFETIME_S = 3650 * 86_400.0
 app = declare.App(
     help="""Create, list and revoke join tokens. A machine needs a token to join the fleet.
 
@@ -47,7 +48,8 @@ async def create_token(
 
     Another machine joins with this command, which first installs Corral there if necessary. The command checks the
     installer before it runs it, and does not show the token to other users of that machine. Options of `corral join`
-    can be added at its end.
+    can be added at its end. In the JSON, `secret` is the token itself, `token` describes it, and `join_command` and
+    `install_command` are the lines to run.
 
     \b
     Examples:
@@ -167,6 +169,8 @@ def duration_or_never(text: str) -> float | None:
         raise declare.BadParameter(f"--expires: {error}") from error
     if not seconds:
         raise declare.BadParameter("--expires: must be more than 0, such as 1h, or never")
+    if seconds > MAX_LIFETIME_S:
+        raise declare.BadParameter("--expires: at most ten years (3650d), or never")
     return seconds
 
 

@@ -33,7 +33,7 @@ from corral.controller.models.schedules import COUNTER as SCHEDULES
 from corral.controller.models.suggestions import UnknownModel, misspelled_fields, unknown_model
 from corral.controller.models.views import FilesMeasured, available_view, definition_of, model_view, ready_by_model
 from corral.controller.runtime.change_feed import ChangeFeed
-from corral.gallery.models.definition import merged
+from corral.gallery.models.definition import is_contained, merged
 from corral.kit.errors import Conflict, CorralError, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.redact import restore
@@ -121,6 +121,11 @@ class Models:
                     raise Conflict(
                         f"there is a model {definition.name} already; edit it, replace it, or give this another name"
                     )
+                if request.overrides and not is_contained(request.overrides, before.definition):
+                    raise Conflict(
+                        f"{definition.name} is installed with other settings: change it with "
+                        f"`corral models edit {definition.name} --set …`, or install it anew with --replace"
+                    )
                 # What was edited since stays as it was edited: asking twice must not undo that.
                 after = None
             else:
@@ -129,13 +134,7 @@ class Models:
                 )
                 await self._bump(tx, after)
         verb = "installed" if before is None else "replaced"
-        changed = await self._changed(before, after, verb, definition)
-        if after is None and request.overrides and before is not None and before.definition != definition.whole:
-            kept = (
-                f"the given settings were not applied: `corral models edit {definition.name} --set …` changes a model"
-            )
-            changed = msgspec.structs.replace(changed, notes=(*changed.notes, kept))
-        return changed
+        return await self._changed(before, after, verb, definition)
 
     async def edit(self, model_id: str, request: EditModel) -> ModelChanged:
         """Raises Conflict when `row_version` is not the model's any more."""

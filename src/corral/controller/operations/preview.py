@@ -7,6 +7,7 @@ from typing import Any
 
 from corral.contract.admin import PlanClass, PlanNode, PlanProcess
 from corral.contract.messages.replicas import ReplicaProcess
+from corral.contract.sources import is_path_on_node
 from corral.controller.backends.plan import NoBuild
 from corral.controller.backends.replacement import fits_beside, processes_of, start_took_s
 from corral.controller.backends.rules import Wanted
@@ -18,6 +19,7 @@ from corral.store.records import OperationNode, ScopeKind, TargetBuild, Want
 
 SAME_BUILD = "it has this build already"
 CANNOT_CHOOSE = "a LocalAI worker cannot be told which version to run"
+PATH_ON_NODE = "the URI is a path on the node, which checks when it installs whether a build is there"
 NOTHING = "nothing"  # the action of a node that needs no change
 BESIDE, IN_PLACE, STOP = "beside", "in_place", "stop"
 # The downloaded archive stays in the cache beside the unpacked files, which are at least as large.
@@ -129,8 +131,9 @@ def _have(
 ) -> PlanNode:
     force, outline = resolved.request.force, candidate.outline
     known |= {"variant": build.variant, "version": build.version, "digest": build.digest}
-    if build.note:
-        known["reason"] = "; ".join(part for part in (known.get("reason", ""), build.note) if part)
+    on_node = PATH_ON_NODE if is_path_on_node(resolved.request.backend_request.uri) else ""
+    if notes := [part for part in (known.get("reason", ""), build.note, on_node) if part]:
+        known["reason"] = "; ".join(notes)
     if there is not None and build.digest and there.digest == build.digest and not force:
         return _left_alone(known, NOTHING, SAME_BUILD)
     on_disk = there is not None and bool(build.digest) and build.digest in there.beside and not force

@@ -124,7 +124,7 @@ class NodeAdmin:
 
     async def set_max_replicas(self, id_or_name: str, value: int) -> int:
         if not 1 <= value <= 1000:
-            raise Invalid("value must be between 1 and 1000")
+            raise Invalid(f"{value} replicas of one model on a node: give a number from 1 to 1000")
         async with self._store.write() as tx:
             node = await _find(tx, id_or_name)
             columns = {"max_replicas_per_model": value, "max_replicas_per_model_manually_set": True}

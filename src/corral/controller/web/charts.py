@@ -98,16 +98,22 @@ def chart_of(spec: ChartSpec, series: SampleSeries, begin: str) -> Chart:
         key=spec.key,
         title=spec.title,
         value=spec.words(latest[0]) if latest[0] is not None else "–",
-        note=" · ".join(
-            f"{line.name} {spec.words(value)}"
-            for line, value in zip(spec.lines[1:], latest[1:], strict=True)
-            if value is not None
-        ),
+        note=_note(spec, latest),
         top=spec.words(top),
         lines=lines,
         slices=_slices(spec, series, values, places, step),
         described=_described(spec, values[0], begin),
         begin=begin,
+    )
+
+
+def _note(spec: ChartSpec, latest: Sequence[float | None]) -> str:
+    """What stands behind the first value where there are several: `0.66` `answers, 0.1 prompts`."""
+    if len(spec.lines) == 1 or latest[0] is None:
+        return ""
+    rest = zip(spec.lines[1:], latest[1:], strict=True)
+    return ", ".join(
+        (spec.lines[0].name, *(f"{spec.words(value)} {line.name}" for line, value in rest if value is not None))
     )
 
 
@@ -201,8 +207,8 @@ def _share_of_errors(point: SamplePoint) -> float | None:
 
 TOKENS = ChartSpec(
     "tokens", "Tokens per second", number,
-    (LineSpec("out", _rate(lambda point: point.completion_tokens)),
-     LineSpec("in", _rate(lambda point: point.prompt_tokens), "second")), floor=10,
+    (LineSpec("answers", _rate(lambda point: point.completion_tokens)),
+     LineSpec("prompts", _rate(lambda point: point.prompt_tokens), "second")), floor=10,
 )  # fmt: skip
 REQUESTS = ChartSpec(
     "requests", "Requests per second", number, (LineSpec("requests", _rate(lambda point: point.requests)),)
@@ -217,8 +223,8 @@ FIRST_TOKEN = ChartSpec(
 )  # fmt: skip
 QUEUE = ChartSpec(
     "queue", "Waiting requests", number,
-    (LineSpec("on average", lambda point: point.waiting),
-     LineSpec("at most", lambda point: point.waiting_most, "second")), floor=5,
+    (LineSpec("mean", lambda point: point.waiting),
+     LineSpec("peak", lambda point: point.waiting_most, "second")), floor=5,
 )  # fmt: skip
 IN_FLIGHT = ChartSpec(
     "in-flight", "Requests in flight", number, (LineSpec("in flight", lambda point: point.in_flight),), floor=5

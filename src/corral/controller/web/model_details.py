@@ -50,7 +50,7 @@ def _revision(kept: ModelRevision, before: ModelRevision | None, now: datetime) 
     diff = diff_of(to_yaml(before.definition), to_yaml(kept.definition)) if before is not None else ()
     added, removed = sum(line.css == "added" for line in diff), sum(line.css == "removed" for line in diff)
     if before is None:
-        words = "the first that is kept"
+        words = "the oldest revision on record"
     elif before.revision == kept.revision:
         words = f"+{added} −{removed} lines, nothing that a process notices"
     else:

@@ -95,6 +95,11 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def is_contained(changes: Mapping[str, Any], definition: Mapping[str, Any]) -> bool:
+    """Whether the definition says all of this already."""
+    return merged(definition, changes) == definition
+
+
 def _files(files: Sequence[File]) -> list[dict[str, Any]]:
     return [
         {key: value for key in ("filename", "uri", "sha256", "size") if (value := getattr(file, key))}
