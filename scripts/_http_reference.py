@@ -48,6 +48,7 @@ SERVICES = (
     "sign_in_service",
     "shared_parts",
     "artifacts",
+    "releases",
     "fetches",
     "fits",
     "planner",

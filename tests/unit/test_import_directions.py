@@ -48,6 +48,7 @@ PURE = [
     "controller/rollouts/options.py",
     "controller/rollouts/plan.py",
     "controller/operations/why.py",
+    "controller/releases/plan.py",
     "controller/inventory/installed.py",
     "controller/backends/replacement.py",
     "controller/scheduler/world.py",

@@ -39,7 +39,7 @@ COMMANDS = {
         "Show, pause, promote and abort rollouts.",
     ),
     "requests": ("corral.cli.fleet.requests:app", "List inference requests and their results, newest first."),
-    "fleet": ("corral.cli.fleet.versions:app", "Show which version of Corral each machine runs."),
+    "fleet": ("corral.cli.fleet.versions:app", "Show and upgrade the version of Corral on each machine."),
     "contexts": ("corral.cli.fleet.contexts:app", "List the fleets of this machine, and choose one."),
     "doctor": ("corral.cli.doctor.command:app", "Find problems and show how to fix them."),
     "support-bundle": (

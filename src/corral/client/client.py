@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from corral.client.resources.models import Models, Uploads
     from corral.client.resources.nodes import Nodes
     from corral.client.resources.operations import Operations
+    from corral.client.resources.releases import ReleasesApi
     from corral.client.resources.rollouts import RolloutsApi
     from corral.contract.admin import Cluster, GalleryView
 
@@ -105,6 +106,12 @@ class Client(ApiConnection):
         from corral.client.resources.operations import Operations
 
         return Operations(self)
+
+    @cached_property
+    def releases(self) -> ReleasesApi:
+        from corral.client.resources.releases import ReleasesApi
+
+        return ReleasesApi(self)
 
     @cached_property
     def rollouts(self) -> RolloutsApi:

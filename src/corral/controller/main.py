@@ -34,6 +34,7 @@ from corral.controller.wiring.files import blobs_folder, open_model_files
 from corral.controller.wiring.localai import open_localai
 from corral.controller.wiring.models import open_models
 from corral.controller.wiring.nodes import assemble_nodes
+from corral.controller.wiring.releases import ReleaseParts
 from corral.controller.wiring.replicas import ReplicaDependencies, Replicas, replica_pace
 from corral.controller.wiring.runtime import open_runtime, run_parts
 from corral.controller.wiring.services import api_services
@@ -78,6 +79,7 @@ async def serve(
         progress, acceptor = backends.progress, backends.acceptor
         fetches = Fetches(store, bus, files.files, progress, leadership, feed, clock, settings.backends, lease=REPLICAS)
         staging = Staging(runtime, files.files, fetches, progress, settings.backends)
+        releases = ReleaseParts(settings, runtime, trust, files, backends.operations)
         localai = await opened.enter_async_context(
             open_localai(settings, runtime, trust, catalogue, files.files, changes.mark_unreachable)
         )
@@ -134,6 +136,7 @@ async def serve(
             samples,
             make_bundle_service(settings, store, catalogue, files, fetches, bundles),
             running,
+            releases,
         )
         app = build_app(services, access_service=trust.access, trust=trust.gateways)
         parts = (
@@ -152,6 +155,7 @@ async def serve(
             *(localai.parts if localai is not None else ()),
             fetches,
             staging.stages,
+            releases.upgrades,
             *files.parts,
             bundles,
             KeptModelsPublisher(store, bus, leadership, clock),

@@ -63,6 +63,7 @@ from corral.worker.supervisor.logs import LogBook
 from corral.worker.supervisor.supervisor import Supervisor
 from corral.worker.system.users import BackendUser, choose_backend_user
 from corral.worker.upgrade import readiness
+from corral.worker.upgrade.release_pin import ReleasePin
 from corral.worker.upgrade.versions import reload_command
 from corral.worker.wiring import BackendParts, BackendServices, Cluster, open_backends
 
@@ -94,6 +95,7 @@ class Parts:
     hardware: HardwareMonitor
     served: ServedBlobs
     revoked: RevokedNodes
+    release_pin: ReleasePin
 
 
 async def serve(
@@ -213,6 +215,7 @@ def make_parts(settings: WorkerSettings, clock: Clock, own_log: LogBook) -> Part
         hardware=hardware,
         served=served,
         revoked=revoked,
+        release_pin=ReleasePin(node.data, chosen_key=settings.upgrade.release_key),
     )
 
 
@@ -272,6 +275,7 @@ async def work(
                     registrar.ask_artifacts,
                     parts.served,
                     parts.revoked.revoke,
+                    parts.release_pin,
                 ),
                 clock=clock,
                 env=os.environ,
@@ -309,6 +313,7 @@ def make_registrar(
         require_jwt=settings.bus.bus_require_auth and not settings.bus.bus_jwt,
         server_clock=parts.server_clock,
         on_deleted=end_replicas,
+        on_release_key=parts.release_pin.learn,
         clock=parts.clock,
     )
 

@@ -50,6 +50,8 @@ from corral.worker.settings import WorkerSettings
 from corral.worker.supervisor.supervisor import Supervisor
 from corral.worker.system.libraries import SystemLibraries
 from corral.worker.system.packages import PackageManager
+from corral.worker.upgrade.orders import CorralUpgradeOrders
+from corral.worker.upgrade.release_pin import ReleasePin
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Cluster:
     ask_artifacts: Ask
     served: ServedBlobs
     on_revoked: Callable[[str, int], None]
+    release_pin: ReleasePin
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,13 @@ async def open_backends(
         _make_resolver(settings, sources, report, clock, env) as resolver,
         OrderRunner(outcomes, publisher.publish_outcome, metrics=metrics, on_change=wake.set) as runner,
         background(sources.store.run(clock)),
+        CorralUpgradeOrders(
+            settings.node.data,
+            cluster.release_pin,
+            fleet,
+            sources.store,
+            settings=settings.upgrade,
+        ) as upgrades,
     ):
         files = WorkerFiles(
             settings.node.models_dir,
@@ -167,6 +177,7 @@ async def open_backends(
                     replica_orders,
                     StageOrders(runner, publisher, files, clock),
                     files,
+                    upgrades,
                     on_revoked=cluster.on_revoked,
                     on_subscribed=exchange.announce_soon,
                 )

@@ -41,6 +41,9 @@ from corral.store.tables import (
     peer_processes,
     process_peaks,
     receipts,
+    release_keys,
+    release_wheels,
+    releases,
     replicas,
     revisions,
     rollouts,
@@ -53,6 +56,8 @@ from corral.store.tables.join_tokens import JoinToken
 from corral.store.tables.model_revisions import ModelRevision
 from corral.store.tables.node_events import StatusChange
 from corral.store.tables.process_peaks import Peak
+from corral.store.tables.release_keys import ReleaseKey
+from corral.store.tables.releases import Release
 from corral.store.tables.samples import Sample, SampleBody
 from corral.store.tables.web_sessions import WebSession
 from tests.integration.store.rows import (
@@ -149,6 +154,11 @@ async def fill(store: Store) -> None:
             tx, WebSession(id_hash="s", key_id="k", csrf="c", created_at=NOON, expires_at=NOON, last_seen_at=NOON)
         )
         await leases.claim_lease(tx, "health", "me", 60)
+        await release_keys.add(tx, ReleaseKey(number=1, public_key="k", proof="", created_at=NOON))
+        await release_wheels.put(tx, "ab" * 32, bytes(range(256)))
+        await releases.insert(
+            tx, Release(counter=1, version="1", sha256="ab" * 32, size_bytes=256, signed="s", created_at=NOON)
+        )
         await cluster_secrets.get_or_create(tx, "signing", lambda: "x" * 1000)
         await bus_credentials.revoke(tx, "U", "n", expires_at=now + timedelta(hours=1))
         await controllers.seen(tx, "c", host="h", version="1")
@@ -182,6 +192,9 @@ async def test_everything_arrives(store: Store, target: Store) -> None:
             model_files.list_,
             process_peaks.list_,
             model_schedules.list_,
+            release_keys.list_,
+            release_wheels.list_names,
+            releases.list_,
             replicas.list_,
             rollouts.list_,
             revisions.read_all,
@@ -194,6 +207,7 @@ async def test_everything_arrives(store: Store, target: Store) -> None:
             operation_nodes.list_open,
         ):
             assert await read(here) == await read(there)
+        assert await release_wheels.find(there, "ab" * 32) == bytes(range(256))
         assert await settings_kv.find(there, "guard", dict) == {"since": 2**60, "text": "a\0b"}
         assert await web_sessions.find(there, "s") == await web_sessions.find(here, "s")
         assert await node_tombstones.list_by_name(there, "node-1") == await node_tombstones.list_by_name(here, "node-1")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import corral
 from corral.contract import codec
-from corral.contract.messages import backends, blobs, files, hints, models, nodes, replicas, staging
+from corral.contract.messages import backends, blobs, files, hints, models, nodes, releases, replicas, staging
 from corral.contract.subjects import Call, Event, Subject, sanitise
 
 
@@ -92,6 +92,8 @@ SUBJECTS = [
     (staging.STAGE_PROGRESS.subject, "nodes.{node}.model.stage.{op}.progress"),
     (staging.STAGE_RESULT.subject, "nodes.{node}.model.stage.{op}.result"),
     (staging.LIST_FILES.subject, "nodes.{node}.models.files"),
+    (releases.UPGRADE_WORKER.subject, "nodes.{node}.corral.upgrade"),
+    (releases.CANCEL_UPGRADE.subject, "nodes.{node}.corral.upgrade.cancel"),
     (staging.COLLECT_FILES.subject, "nodes.{node}.models.collect"),
     (replicas.START_REPLICA_PROGRESS.subject, "nodes.{node}.replica.start.{op}.progress"),
     (nodes.STOP_NODE.subject, "nodes.{node}.stop"),

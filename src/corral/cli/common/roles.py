@@ -75,6 +75,14 @@ def upgrade_worker(settings: Any, wheel: Path, packages: Path | None) -> int:
     return FAILED
 
 
+def describe_wheel(path: Path) -> tuple[str, str, int]:
+    """Version, SHA-256 and size of a wheel of Corral."""
+    from corral.worker.upgrade.build import read_wheel
+
+    wheel = read_wheel(path)
+    return wheel.version, wheel.sha256, path.stat().st_size
+
+
 @dataclass(frozen=True)
 class BusServerSettings:
     folder: Path

@@ -10,20 +10,27 @@ from corral.cli.common import declare
 from corral.cli.common.fleet_command import fleet_command
 from corral.cli.common.options import Json
 from corral.cli.common.output import DONE, print_json, print_note, print_table
+from corral.cli.fleet import releases
+from corral.cli.fleet.upgrade import upgrade_fleet
 
 if TYPE_CHECKING:
     from corral.client import Client
     from corral.contract.admin import ControllerView, NodeView
 
 app = declare.App(
-    help="""Show which version of Corral each machine runs.
+    help="""Show and upgrade the version of Corral on each machine.
 
     \b
     Examples:
       corral fleet versions
+      corral fleet upgrade --wheel corral-1.2.0-py3-none-any.whl
+      corral fleet releases
     """,
     is_group=True,
 )
+app.command("upgrade")(upgrade_fleet)
+for _name, _command in releases.COMMANDS.items():
+    app.command(_name)(_command)
 COLUMNS = ("ROLE", "NAME", "VERSION", "STATUS")
 _NOT_REPORTED = "unknown"  # of a LocalAI worker
 

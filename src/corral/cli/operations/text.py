@@ -37,6 +37,7 @@ _DONE_WORDS = {
     "rollback": "rolled back",
     "fetch": "fetched",
     "stage": "staged",
+    "corral-upgrade": "upgraded",
 }
 STAGING = "staging"  # files of a model for its load: part of the load, and no operation
 TRANSFERS = ("fetch", "stage", STAGING)  # of a model's files, to a place

@@ -104,6 +104,8 @@ class NodeRegistered(Message, frozen=True):
     blob_token: str = ""  # since protocol 1: what opens it, for an hour
     ingress: IngressGrant | None = None  # since protocol 1
     server_time: float = 0.0  # since protocol 1: the controller's clock, seconds since the epoch
+    release_key: str = ""  # since protocol 1: public half of the key that signs releases of Corral
+    release_key_changes: tuple[str, ...] = ()  # since protocol 1: how it followed earlier keys, each signed by these
 
 
 class HttpHeartbeat(Message, frozen=True):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.blobs.digests import PREFIX
+from corral.blobs.sources.context import unwrapped_task_group
 from corral.blobs.store import BlobStore
 from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.codec import Undecodable, decode, encode
@@ -25,7 +26,7 @@ from corral.controller.distribution.installer import Installer, install_command,
 from corral.controller.distribution.own_wheel import LOCK_FILE, PIP_FILE, OwnWheel, pack_own_wheel
 from corral.gallery.pypi.lock import WheelLocker
 from corral.gallery.pypi.wheel_sizes import WheelSizes
-from corral.kit.errors import CorralError, Failed, Invalid, NotFound
+from corral.kit.errors import CorralError, Failed, Invalid, NotFound, Unreachable
 from corral.kit.files import write_atomically
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks
@@ -34,6 +35,7 @@ from corral.kit.threads import run_uncancelled
 log = get_log(__name__)
 
 PLATFORMS = ("linux/amd64", "linux/arm64", "darwin/arm64", "darwin/amd64")
+MAX_FETCHES = 4  # at a time, of the packages of another version
 LIST_WAIT_S = 10.0  # a resolver takes longer where the index is slow: the machine asks again
 _PYTHON = re.compile(r"3\.[0-9]{1,2}\Z")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -100,17 +102,44 @@ class CorralPackages:
         if platform not in PLATFORMS or not _PYTHON.match(python):
             raise Invalid(f"platform is one of {', '.join(PLATFORMS)}, and python a version such as 3.12")
         own = await self.own()
+        wheels = await self._find_list(own, platform, python)
+        if not wheels:
+            return None
+        self._known |= {wheel.sha256: wheel for wheel in wheels}
+        source = packages_source(platform, python, wheels)
+        self._fetches.want(listing_key(source, platform, own.sha256), source, platform, f"install {machine}")
+        return wheels
+
+    async def fetch_all(self, release: OwnWheel, platform: str, python: str) -> tuple[Wheel, ...]:
+        """The wheels of all dependencies of another version of Corral, when they are on this controller. Raises what
+        `list_` raises, and Unreachable while the list is being made."""
+        wheels = await self._find_list(release, platform, python)
+        if not wheels:
+            raise Unreachable("the list of packages is still being made")
+        turn = asyncio.Semaphore(MAX_FETCHES)
+
+        async def fetch(wheel: Wheel) -> None:
+            async with turn:
+                await self._obtain(wheel)
+
+        async with unwrapped_task_group() as group:
+            for wheel in wheels:
+                group.create_task(fetch(wheel))
+        return wheels
+
+    async def _find_list(self, own: OwnWheel, platform: str, python: str) -> tuple[Wheel, ...]:
+        """Empty while it is being made."""
         path = self._folder / f"{own.sha256[:16]}-{platform.replace('/', '-')}-{python}.json"
         wheels = self._find_bundled(own.sha256, platform, python) or await run_uncancelled(_read_list, path)
         if not wheels:
             await self._wait_for_list(path, own, platform, python)
             wheels = await run_uncancelled(_read_list, path)
-            if not wheels:
-                return None
-        self._known |= {wheel.sha256: wheel for wheel in wheels}
-        source = packages_source(platform, python, wheels)
-        self._fetches.want(listing_key(source, platform, own.sha256), source, platform, f"install {machine}")
         return wheels
+
+    async def _obtain(self, wheel: Wheel) -> Path:
+        expected = ExpectedBlob(PREFIX + wheel.sha256, wheel.size)
+        with self._blobs.hold(expected.digest):
+            return (await self._blobs.obtain(self._origins.url(wheel.url), expected)).path
 
     async def run(self) -> None:
         async with self._lists:
@@ -156,9 +185,7 @@ class CorralPackages:
         wheel = self._known.get(sha256)
         if wheel is None:
             raise NotFound("this is no package of Corral: ask for the list of wheels first")
-        expected = ExpectedBlob(PREFIX + sha256, wheel.size)
-        with self._blobs.hold(expected.digest):
-            return (await self._blobs.obtain(self._origins.url(wheel.url), expected)).path
+        return await self._obtain(wheel)
 
     def _read_all_lists(self, own: OwnWheel) -> None:
         """After a restart. Blocking."""

@@ -15,11 +15,21 @@ from corral.contract.labels import parse_selector
 from corral.contract.loads import LoadState
 from corral.controller.backends.world import PAUSED
 from corral.controller.operations.accept import AcceptedOperation, OperationAcceptor
+from corral.controller.operations.corral_operations import open_corral_upgrade
 from corral.controller.operations.file_operations import open_fetch, open_stage, scope_of
 from corral.controller.operations.progress import ProgressCollector, finish_or_reopen
 from corral.controller.operations.requests import OperationKind, OperationRequest
 from corral.controller.operations.state import error_text, settle
-from corral.controller.operations.views import FETCH, FILE_KINDS, STAGE, operation_view, record_view, staging_view
+from corral.controller.operations.views import (
+    CORRAL_UPGRADE,
+    FETCH,
+    FILE_KINDS,
+    KINDS_WITHOUT_RULE,
+    STAGE,
+    operation_view,
+    record_view,
+    staging_view,
+)
 from corral.controller.operations.withdrawal import describe_restored_rules
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.kit.clock import Clock
@@ -37,6 +47,7 @@ from corral.store.tables import (
     nodes,
     operation_nodes,
     operations,
+    releases,
     revisions,
 )
 from corral.store.tables.operations import Operation
@@ -108,7 +119,9 @@ class Operations:
         """By backend: the newest operation that has not ended."""
         async with self._store.read() as tx:
             opened = await operations.list_open(tx)
-        return {operation.backend: operation for operation in reversed(opened) if operation.kind not in FILE_KINDS}
+        return {
+            operation.backend: operation for operation in reversed(opened) if operation.kind not in KINDS_WITHOUT_RULE
+        }
 
     async def view(self, operation_id: str) -> OperationView:
         found = await self.find_view(operation_id)
@@ -155,6 +168,11 @@ class Operations:
                 request = None
                 model = await models.get(tx, operation.backend)
                 operation_id = (await open_stage(tx, model, scope_of(operation), by)).id
+            elif withdrawn and operation.kind == CORRAL_UPGRADE:
+                request = None
+                release = await releases.get(tx, operation.request.release)
+                parallel = operation.request.max_parallel
+                operation_id = (await open_corral_upgrade(tx, release, scope_of(operation), parallel, by)).id
             elif withdrawn:
                 request = _request_again(operation, by)
             else:
@@ -216,7 +234,7 @@ class Operations:
             rows = [row for row in await self._rows(tx, operation_id, node) if row.status not in ENDED]
             if node and not rows:
                 raise Invalid(f"nothing is left to do on {node}")
-            has_rule = operation.kind not in FILE_KINDS
+            has_rule = operation.kind not in KINDS_WITHOUT_RULE
             before = await backend_rules.list_live(tx, operation.backend) if has_rule else []
             if node and has_rule:
                 await backend_rules.exclude(tx, operation.generation, rows[0].node_id)

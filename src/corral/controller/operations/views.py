@@ -14,6 +14,8 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 FETCH = "fetch"  # of a model's files, to the controller
 STAGE = "stage"  # of a model's files, to nodes
 FILE_KINDS = frozenset({FETCH, STAGE})  # they are about a model, and have no rule
+CORRAL_UPGRADE = "corral-upgrade"  # of Corral itself, on nodes
+KINDS_WITHOUT_RULE = FILE_KINDS | {CORRAL_UPGRADE}
 STAGING = "staging"  # LocalAI's word for files that are on their way to a node
 STILL_AT_IT = "worker still installing in background"
 
@@ -66,7 +68,7 @@ def operation_view(
         progress=int(summary.progress),
         task_type=_task_type(operation.kind, queued=queued),
         is_deletion=deletion,
-        is_backend=operation.kind not in FILE_KINDS,
+        is_backend=operation.kind not in KINDS_WITHOUT_RULE,
         is_queued=queued,
         cancellable=not finished,
         message=message_of(operation, rows, summary),
@@ -198,7 +200,7 @@ def message_of(operation: Operation, rows: Sequence[OperationNode], summary: Sum
         case OperationState.DONE:
             return "completed"
         case OperationState.FAILING:
-            if operation.kind in FILE_KINDS and not any(row.next_try_at for row in rows):
+            if operation.kind in KINDS_WITHOUT_RULE and not any(row.next_try_at for row in rows):
                 return "failing; not tried again by itself"
             return f"failing on {_count(rows, OperationNodeStatus.ERROR)}; will be tried again"
         case OperationState.WAITING:
@@ -218,7 +220,7 @@ def record_view(operation: Operation) -> OperationRecord:
         id=operation.backend,
         name=operation.backend.rpartition("@")[2],
         job_id=operation.id,
-        is_backend=operation.kind not in FILE_KINDS,
+        is_backend=operation.kind not in KINDS_WITHOUT_RULE,
         task_type=STAGING if operation.kind == STAGE else "deletion" if operation.kind == "delete" else "installation",
         outcome=operation.outcome,
         started_at=rfc3339(operation.created_at),

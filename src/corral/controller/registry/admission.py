@@ -24,6 +24,7 @@ from corral.contract.messages.nodes import (
 from corral.controller.access.active_nodes import credential_of
 from corral.controller.access.bus_issuer import BusIssuer, with_host
 from corral.controller.access.join_tokens import check_join_token, claim_join_token
+from corral.controller.access.release_keys import ReleaseKeys
 from corral.controller.access.revocations import Revocations
 from corral.controller.access.signing import IngressTokens
 from corral.controller.registry.addresses import place_of
@@ -97,8 +98,10 @@ class NodeApi:
         rules: AdmissionRules,
         *,
         blob_url: str = "",
+        release_keys: ReleaseKeys | None = None,
     ) -> None:
         """`blob_url`: where model files are served; `{host}` in it is filled in for each caller."""
+        self._release_keys = release_keys
         self._store = store
         self._changes = changes
         self._heartbeats = heartbeats
@@ -359,6 +362,8 @@ class NodeApi:
             blob_token=self._blob_token(node) if node.approved and not localai else "",
             ingress=None if localai else self._grant(node, ingress),
             server_time=0.0 if localai else self._clock.now().timestamp(),
+            release_key=self._release_keys.public_key if self._release_keys is not None and not localai else "",
+            release_key_changes=self._release_keys.changes if self._release_keys is not None and not localai else (),
         )
 
     def _blob_token(self, node: Node) -> str:

@@ -35,7 +35,7 @@ LOADS = "loads"  # load jobs, as clients that wait for a model see them
 _QUEUE_SIZE = 2000
 READ_AGAIN_S = 1.0  # while a caller waits for a change, whose hint may be lost
 WORK = frozenset(
-    {"operations", "rules", "inventory", "upgrades", "upgrade_check", "loads"}
+    {"operations", "rules", "inventory", "upgrades", "upgrade_check", "loads", "releases"}
 )  # counters that concern controllers only, see WORK_CHANGED
 
 

@@ -9,6 +9,8 @@ from corral.controller.access.active_nodes import ActiveNodes
 from corral.controller.access.gateway_trust import GatewayTrust
 from corral.controller.access.keys import Access
 from corral.controller.access.principal import Role
+from corral.controller.access.release_keys import COUNTER as RELEASES
+from corral.controller.access.release_keys import ReleaseKeys
 from corral.controller.access.revocations import Revocations
 from corral.controller.access.signing import IngressTokens, open_ingress_tokens
 from corral.controller.registry.ingress_client import IngressClient
@@ -30,10 +32,11 @@ class Trust:
     ingresses: IngressClient
     active_nodes: ActiveNodes
     revocations: Revocations
+    release_keys: ReleaseKeys
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return self.revocations, self.active_nodes
+        return self.revocations, self.active_nodes, self.release_keys
 
     @property
     def ca_pem(self) -> str:
@@ -47,6 +50,9 @@ async def open_trust(settings: ControllerSettings, runtime: Runtime) -> Trust:
     active_nodes = ActiveNodes(store, clock)
     await active_nodes.refresh()
     runtime.feed.on("nodes", active_nodes.wake.set)
+    release_keys = ReleaseKeys(store, clock)
+    await release_keys.open()
+    runtime.feed.on(RELEASES, release_keys.wake.set)
     return Trust(
         access=await _open_access(settings, runtime),
         ca=ca,
@@ -68,6 +74,7 @@ async def open_trust(settings: ControllerSettings, runtime: Runtime) -> Trust:
             tls=bus_setup.tls,
             ttl_s=settings.bus.bus_credential_ttl_s,
         ),
+        release_keys=release_keys,
     )
 
 

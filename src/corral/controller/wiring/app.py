@@ -40,6 +40,7 @@ from corral.controller.api.nodes import NodeRoutes
 from corral.controller.api.operations import OperationRoutes
 from corral.controller.api.path_segments import keep_segments
 from corral.controller.api.redaction import Redaction
+from corral.controller.api.releases import ReleaseRoutes
 from corral.controller.api.request_log import RequestLog
 from corral.controller.api.rollouts import RolloutRoutes
 from corral.controller.web import routes as web
@@ -64,6 +65,7 @@ def build_app(
             worker_log,
             OperationRoutes,
             RolloutRoutes,
+            ReleaseRoutes,
             *localai_routes(),
             BackendRoutes,
             ModelRoutes,

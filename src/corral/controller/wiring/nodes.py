@@ -95,6 +95,7 @@ def assemble_nodes(
             clock,
             _admission_rules(settings),
             blob_url=blob_url,
+            release_keys=trust.release_keys,
         ),
         heartbeats=heartbeats,
         health=health,

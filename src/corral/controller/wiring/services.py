@@ -34,6 +34,7 @@ from corral.controller.wiring.backends import Backends
 from corral.controller.wiring.files import OpenedFiles
 from corral.controller.wiring.models import ModelParts
 from corral.controller.wiring.nodes import NodeParts
+from corral.controller.wiring.releases import ReleaseParts
 from corral.controller.wiring.replicas import Replicas
 from corral.controller.wiring.runtime import Runtime
 from corral.controller.wiring.staging import Staging
@@ -58,6 +59,7 @@ def api_services(
     recorder: SampleRecorder,
     bundles: BundleService,
     running: RunningRequests,
+    releases: ReleaseParts,
 ) -> dict[str, Any]:
     store, bus, clock, issuer = runtime.store, runtime.bus, runtime.clock, runtime.bus_setup.issuer
     gallery_status = GalleryStatus({"backends": catalogue.library, "models": models.library})
@@ -110,6 +112,7 @@ def api_services(
         "fits": CatalogueFits(replicas.why, lookups),
         "uploads": files.uploads,
         "bundles": bundles,
+        "releases": releases.releases,
         "stages": staging.stages,
         "locations": staging.locations,
         "cleanup": staging.cleanup,

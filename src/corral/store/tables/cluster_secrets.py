@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sqlalchemy import Column, Table, Text, bindparam, select
+from sqlalchemy import delete as delete_from
 
 from corral.store.engine.schema import insert_whole, metadata
 from corral.store.engine.transactions import Transaction
@@ -20,6 +21,7 @@ table = Table(
 
 _VALUE = select(table.c.value).where(table.c.name == bindparam("name"))
 _CLAIM = insert_whole(table).values(created_at=now()).on_conflict_do_nothing(index_elements=[table.c.name])
+_DELETE = delete_from(table).where(table.c.name == bindparam("name"))
 
 
 async def find(tx: Transaction, name: str) -> str | None:
@@ -36,3 +38,7 @@ async def get_or_create(tx: Transaction, name: str, make: Callable[[], str]) -> 
     stored = await find(tx, name)
     assert stored is not None
     return stored
+
+
+async def delete(tx: Transaction, name: str) -> bool:
+    return (await tx.execute(_DELETE, {"name": name})).rowcount == 1

@@ -24,11 +24,12 @@ class StoredRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     force: bool = False
     max_parallel: str = ""
     rollout: RolloutSettings = NO_SOAK
+    release: int = 0  # of an upgrade of Corral: the counter of the release
 
 
 class Operation(msgspec.Struct, frozen=True):
     id: str
-    kind: str  # install, upgrade, delete, rollback; fetch
+    kind: str  # install, upgrade, delete, rollback; fetch, stage; corral-upgrade
     backend: str  # of a fetch: the model
     scope_kind: str  # all, selector, node; controller
     scope_value: str

@@ -12,7 +12,13 @@ from corral.kit.settings import group, setting, valid_log_level
 from corral.kit.tracing.settings import TraceSettings
 from corral.worker.settings.install import InstallSettings
 from corral.worker.settings.network import BusSettings, IngressSettings, LocalAISettings
-from corral.worker.settings.node import HeartbeatSettings, NodeSettings, RegistrationSettings, ShutdownSettings
+from corral.worker.settings.node import (
+    HeartbeatSettings,
+    NodeSettings,
+    RegistrationSettings,
+    ShutdownSettings,
+    UpgradeSettings,
+)
 from corral.worker.settings.processes import ProcessSettings
 
 
@@ -31,3 +37,4 @@ class WorkerSettings:
     traces: TraceSettings = group(TraceSettings)
     processes: ProcessSettings = group(ProcessSettings)
     install: InstallSettings = group(InstallSettings)
+    upgrade: UpgradeSettings = group(UpgradeSettings)

@@ -10,6 +10,7 @@ from corral.contract.labels import parse_labels
 from corral.kit.ca_pin import is_pin, normalize_pin
 from corral.kit.process import HOME_DATA, resolve_data
 from corral.kit.settings import BadSettings, Seconds, at_least_one, plain_http_url, positive, setting
+from corral.kit.signing import BadSignature, Verifier
 
 MAX_NAME_LENGTH = 255
 
@@ -53,6 +54,14 @@ def _budget(value: str) -> str | None:
         parse_budget(value)
     except ValueError as error:
         return str(error)
+    return None
+
+
+def _release_key(value: str) -> str | None:
+    try:
+        Verifier(value)
+    except BadSignature:
+        return f"{value!r} is no release key; `corral fleet releases` shows it"
     return None
 
 
@@ -138,6 +147,36 @@ class NodeSettings:
     @property
     def backends_dir(self) -> Path:
         return self.backends or self.data / "backends"
+
+
+@dataclass(frozen=True)
+class UpgradeSettings:
+    """Whether the controllers may replace the Corral of this worker, and by whose signature."""
+
+    self_upgrade: str = setting(
+        "on, or off: whether `corral fleet upgrade` may replace the Corral of this worker",
+        default="on",
+        parse=lambda text: text.strip().lower(),
+        check=lambda value: None if value in ("on", "off") else f"{value!r} is neither on nor off",
+    )
+    release_key: str = setting(
+        "public key of the releases to trust; empty = the one that the controller named at the first registration",
+        default="",
+        parse=str.strip,
+        check=_release_key,
+        advanced=True,
+    )
+
+    upgrade_timeout_s: Seconds = setting(
+        "how long a new version of Corral may take to take over, and again to be ready, before the old one returns",
+        default=Seconds(60),
+        check=positive,
+        advanced=True,
+    )
+
+    @property
+    def is_allowed(self) -> bool:
+        return self.self_upgrade == "on"
 
 
 @dataclass(frozen=True)

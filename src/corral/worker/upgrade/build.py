@@ -11,12 +11,11 @@ import hashlib
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from email.parser import HeaderParser
 from pathlib import Path
 
+from corral.gallery.pypi.corral_wheel import read_contents
 from corral.kit.errors import Failed, Invalid
 from corral.kit.log import get_log
 from corral.kit.subprocesses import capture_blocking, environment_without_secrets
@@ -24,10 +23,13 @@ from corral.worker.upgrade.versions import COMPLETE, Versions, is_complete
 
 log = get_log(__name__)
 
-LOCKS = ("corral/_requirements.txt", "corral/_pip.txt")
 NEEDED_BYTES = 400 << 20
 _INSTALL_S = 900.0
 _START_S = 60.0
+
+
+class UnusableVersion(Failed):
+    """The version itself does not work here: another attempt would fail the same way."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,10 @@ def read_wheel(path: Path) -> CorralWheel:
     """Raises Invalid for a file that is none."""
     try:
         data = path.read_bytes()
-        with zipfile.ZipFile(path) as archive:
-            metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-            fields = HeaderParser().parsestr(archive.read(metadata).decode())
-            pinned = "".join(archive.read(each).decode() for each in LOCKS)
     except OSError as error:
         raise Invalid(f"{path} cannot be read: {error.strerror}") from error
-    except (zipfile.BadZipFile, StopIteration, KeyError, UnicodeDecodeError) as error:
-        raise Invalid(f"{path} is no wheel of Corral, or is damaged") from error
-    if fields.get("Name") != "corral" or not fields.get("Version"):
-        raise Invalid(f"{path} is a wheel of {fields.get('Name')}, not of Corral")
-    return CorralWheel(path, hashlib.sha256(data).hexdigest(), str(fields["Version"]), pinned)
+    found = read_contents(data, str(path))
+    return CorralWheel(path, hashlib.sha256(data).hexdigest(), found.version, found.pinned)
 
 
 def build(versions: Versions, wheel: CorralWheel, *, packages: Path | None, env: Mapping[str, str]) -> Path:
@@ -99,14 +94,20 @@ def _install(folder: Path, wheel: CorralWheel, packages: Path | None, env: Mappi
     if packages is not None:
         words = ["--no-index", "--find-links", str(packages), *words]
     if uv:
-        command = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python, *words]
+        cache = ["--no-cache"] if packages is not None else []
+        command = [uv, "pip", "install", "--quiet", "--compile-bytecode", *cache, "--python", python, *words]
     else:
-        command = [python, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", *words]
+        cache = ["--no-cache-dir"] if packages is not None else []
+        command = [python, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", *cache]
+        command += words
     _run(command, env, "the packages could not be installed", timeout_s=_INSTALL_S)
     requirements.unlink()
-    found = _run([str(folder / "bin" / "corral"), "--version"], env, "the new version does not start")
+    try:
+        found = _run([str(folder / "bin" / "corral"), "--version"], env, "the new version does not start")
+    except Failed as error:
+        raise UnusableVersion(error.message) from error
     if wheel.version not in found:
-        raise Failed(f"the new version calls itself {found.strip()[:100]!r}, its wheel is of {wheel.version}")
+        raise UnusableVersion(f"the new version calls itself {found.strip()[:100]!r}, its wheel is of {wheel.version}")
 
 
 def _run(command: Sequence[str], env: Mapping[str, str], what: str, *, timeout_s: float = _START_S) -> str:

@@ -37,6 +37,9 @@ _RESTART_S = 10.0  # a service manager restarts a worker within this time
 
 
 class TrialState(StrEnum):
+    BUILDING = "building"  # the first two and `rejected` only for an order of the controller
+    CHECKING = "checking"
+    REJECTED = "rejected"  # it was not tried, and nothing has changed
     STARTING = "starting"  # the new version has not taken over yet
     WATCHING = "watching"  # it has, and is not ready yet
     DONE = "done"
@@ -49,10 +52,12 @@ class Trial(msgspec.Struct, frozen=True):
     new: str
     state: TrialState
     reason: str = ""
+    order: str = ""  # of the controller; empty: a person runs the command
+    is_final: bool = False  # another attempt with this version would fail the same way
 
     @property
     def has_ended(self) -> bool:
-        return self.state in (TrialState.DONE, TrialState.RETURNED, TrialState.FAILED)
+        return self.state in (TrialState.DONE, TrialState.RETURNED, TrialState.FAILED, TrialState.REJECTED)
 
 
 def read_trial(data: Path) -> Trial | None:
@@ -69,8 +74,11 @@ def write_trial(data: Path, trial: Trial) -> None:
 class Attempt:
     """One trial. `old` and `new` are folders of versions."""
 
-    def __init__(self, data: Path, old: Path, new: Path, *, take_over_s: float, ready_s: float) -> None:
+    def __init__(
+        self, data: Path, old: Path, new: Path, *, take_over_s: float, ready_s: float, order: str = ""
+    ) -> None:
         self._data = data
+        self._order = order
         self._old = old
         self._new = new
         self._versions = Versions(new.parent.parent)
@@ -168,7 +176,7 @@ class Attempt:
         return False
 
     def _write(self, state: TrialState, reason: str = "") -> Trial:
-        trial = Trial(str(self._old), str(self._new), state, reason)
+        trial = Trial(str(self._old), str(self._new), state, reason, self._order)
         write_trial(self._data, trial)
         return trial
 
@@ -212,9 +220,11 @@ def is_worker(process: psutil.Process) -> bool:
     return len(words) > 1 and Path(words[1]).name == "corral"
 
 
-def main(data: str, old: str, new: str, take_over_s: str, ready_s: str) -> int:
+def main(data: str, old: str, new: str, take_over_s: str, ready_s: str, order: str = "") -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    attempt = Attempt(Path(data), Path(old), Path(new), take_over_s=float(take_over_s), ready_s=float(ready_s))
+    attempt = Attempt(
+        Path(data), Path(old), Path(new), take_over_s=float(take_over_s), ready_s=float(ready_s), order=order
+    )
     return 0 if attempt.run().state is TrialState.DONE else 1
 
 

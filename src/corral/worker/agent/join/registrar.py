@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import assert_never
 
 from msgspec.structs import replace
@@ -52,11 +52,13 @@ class Registrar:
         require_jwt: bool,
         server_clock: ServerClock,
         on_deleted: Callable[[], Awaitable[None]],
+        on_release_key: Callable[[str, Sequence[str]], None] = lambda _key, _changes: None,
         clock: Clock,
     ) -> None:
         """`describe` returns the registration for the machine as it is now; the registrar adds name, token and
         enrolment. `require_jwt`: do not work for a LocalAI controller that gives no bus credential. `on_deleted` stops
-        the backends of a deleted node before this worker becomes a new node."""
+        the backends of a deleted node before this worker becomes a new node. `on_release_key` gets the key that the
+        controller signs releases with, and how it followed earlier ones; it may block."""
         self._api = api
         self._identity = identity
         self._status = status
@@ -68,6 +70,7 @@ class Registrar:
         self._require_jwt = require_jwt
         self._server_clock = server_clock
         self._on_deleted = on_deleted
+        self._on_release_key = on_release_key
         self._clock = clock
         self._node_token_refused = False
         self._was_deleted = False  # and is not a new node yet
@@ -259,6 +262,8 @@ class Registrar:
         )
         if learnt != known:
             await asyncio.to_thread(self._identity.store, learnt)  # it syncs the disk, which may be slow
+        if reply.release_key:
+            await asyncio.to_thread(self._on_release_key, reply.release_key, reply.release_key_changes)
         self._node_token_refused = False
         self._server_clock.learn(reply.server_time)
         self._status.node_id = self._identity.current.node_id

@@ -8,6 +8,7 @@ Installs and upgrades run in parallel; the installer serialises those of the sam
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from corral.bus.api import Bus, Tokens
 from corral.contract.messages.backends import (
@@ -19,8 +20,15 @@ from corral.contract.messages.backends import (
     VERIFY_BACKEND,
 )
 from corral.contract.messages.blobs import REVOKE_BLOB_TOKENS, RevokeBlobTokens
-from corral.contract.messages.models import KEEP_MODELS, KeepModels
+from corral.contract.messages.models import KEEP_MODELS, DoneReply, KeepModels
 from corral.contract.messages.nodes import STOP_NODE
+from corral.contract.messages.releases import (
+    CANCEL_UPGRADE,
+    UPGRADE_WORKER,
+    CancelUpgrade,
+    UpgradeWorker,
+    UpgradeWorkerReply,
+)
 from corral.contract.messages.replicas import START_REPLICA, STOP_REPLICA
 from corral.contract.messages.staging import CANCEL_STAGE, COLLECT_FILES, LIST_FILES, STAGE_MODEL
 from corral.kit.log import get_log
@@ -34,6 +42,13 @@ log = get_log(__name__)
 MAX_PARALLEL = 256  # of orders that are answered when they are done
 
 
+class CorralUpgrades(Protocol):
+    """The part of `worker/upgrade` that serves orders."""
+
+    async def upgrade(self, order: UpgradeWorker, tokens: Tokens, /) -> UpgradeWorkerReply: ...
+    async def cancel(self, order: CancelUpgrade, tokens: Tokens, /) -> DoneReply: ...
+
+
 class OrderSubscriptions:
     def __init__(
         self,
@@ -41,6 +56,7 @@ class OrderSubscriptions:
         replicas: ReplicaOrders,
         staging: StageOrders,
         files: WorkerFiles,
+        upgrades: CorralUpgrades,
         *,
         on_revoked: Callable[[str, int], None],
         on_subscribed: Callable[[], None],
@@ -50,6 +66,7 @@ class OrderSubscriptions:
         self._replicas = replicas
         self._staging = staging
         self._files = files
+        self._upgrades = upgrades
         self._on_revoked = on_revoked
         self._on_subscribed = on_subscribed
 
@@ -73,6 +90,8 @@ class OrderSubscriptions:
         await bus.serve(CANCEL_STAGE, staging.cancel, node=node)
         await bus.serve(LIST_FILES, staging.list_files, concurrency=MAX_PARALLEL, node=node)
         await bus.serve(COLLECT_FILES, staging.collect, node=node)
+        await bus.serve(UPGRADE_WORKER, self._upgrades.upgrade, node=node)
+        await bus.serve(CANCEL_UPGRADE, self._upgrades.cancel, node=node)
         await bus.subscribe(KEEP_MODELS, self.keep_models, node=node)
         await bus.subscribe(REVOKE_BLOB_TOKENS, self.revoke_blob_tokens, node=node)
         await bus.subscribe_bytes(STOP_NODE, stop_node, node=node)

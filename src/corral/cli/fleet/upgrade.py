@@ -1,0 +1,124 @@
+"""`corral fleet upgrade`: all workers of the fleet move to another version of Corral."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from corral.cli.common import declare
+from corral.cli.common.fleet_command import destructive_command
+from corral.cli.common.options import Detach, DryRun, Json
+from corral.cli.common.output import DONE, print_json, print_line, print_note, print_table
+from corral.cli.operations.watch import follow_or_detach
+from corral.kit.errors import Invalid
+
+if TYPE_CHECKING:
+    from corral.client import Client
+    from corral.contract.releases import FleetUpgradePlan
+
+COLUMNS = ("NODE", "VERSION", "ACTION", "HARDWARE CLASS", "NOTE")
+SERVICE_COLUMNS = ("ROLE", "NAME", "VERSION", "DO THERE", "WHY")
+
+
+@destructive_command
+async def upgrade_fleet(
+    client: Client,
+    wheel: Annotated[
+        str, declare.Option("--wheel", metavar="FILE", help="the wheel of the version; it is uploaded and signed")
+    ] = "",
+    signature: Annotated[
+        str,
+        declare.Option(
+            "--signature", metavar="FILE", help="of `corral fleet release-sign`, where the key is kept elsewhere"
+        ),
+    ] = "",
+    to: Annotated[
+        str, declare.Option("--to", metavar="VERSION", help="a release that the controllers hold, or their own version")
+    ] = "",
+    node: Annotated[str, declare.Option("--node", metavar="NODE", help="only this node")] = "",
+    selector: Annotated[
+        str, declare.Option("--selector", "-l", metavar="LABELS", help="only nodes with these labels")
+    ] = "",
+    max_parallel: Annotated[
+        str, declare.Option("--max-parallel", metavar="N|N%", help="how many nodes at once [25%]")
+    ] = "",
+    dry_run: DryRun = False,
+    detach: Detach = False,
+    as_json: Json = False,
+) -> int:
+    """Upgrade Corral on the workers of the fleet. Without --wheel and --to, to the version of the controllers.
+
+    One node of each hardware class begins; when it is ready, the others follow, as many at once as --max-parallel
+    allows. Each worker builds the version beside the one that runs, lets it check itself, and hands over its port and
+    its backends: no request fails. If the new version is not ready within a minute, the old one serves again, and no
+    other node begins. Older versions are signed again with a higher counter, so that is also the way back.
+
+    Controllers and gateways are upgraded on their machines: the plan names the commands.
+
+    \b
+    Examples:
+      corral fleet upgrade --dry-run
+      corral fleet upgrade --wheel corral-1.2.0-py3-none-any.whl
+      corral fleet upgrade --to 1.1.0 --selector tier=test
+      corral fleet upgrade --wheel corral-1.2.0-py3-none-any.whl --signature corral-1.2.0.release
+    """
+    from corral.contract.releases import UpgradeFleet
+
+    if wheel and to:
+        raise declare.BadParameter("give --wheel or --to, not both")
+    if signature and not wheel:
+        raise declare.BadParameter("--signature is of a wheel: give it with --wheel")
+    sha256 = await send_release(client, wheel, signature) if wheel else ""
+    request = UpgradeFleet(
+        sha256=sha256, version=to, node=node, selector=selector, max_parallel=max_parallel, dry_run=dry_run
+    )
+    plan = await client.releases.upgrade(request)
+    if as_json and (dry_run or detach):
+        print_json(plan)
+        return DONE
+    if not as_json:
+        _print_plan(plan)
+    if dry_run:
+        print_note("Nothing was changed.")
+        return DONE
+    return await follow_or_detach(client, [plan.operation], detach=detach, as_json=as_json)
+
+
+async def send_release(client: Client, wheel: str, signature: str = "") -> str:
+    """Upload the wheel and make a release of it; return its SHA-256."""
+    from corral.cli.models.upload import describe_files, find_parts, local_path, upload_file
+
+    (path,) = find_parts(local_path(wheel))
+    signed = read_signature(signature) if signature else ""
+    (file,) = await describe_files([path])
+    await upload_file(client, path, file)
+    return (await client.releases.add(file.sha256, signed=signed)).sha256
+
+
+def read_signature(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"{path} cannot be read: give the file that `corral fleet release-sign` has written") from error
+
+
+def _print_plan(plan: FleetUpgradePlan) -> None:
+    print_line(f"Corral {plan.version}, release {plan.counter}, {plan.max_parallel} of the nodes at once")
+    rows = [
+        (
+            each.node,
+            each.version or "unknown",
+            "upgrade first" if each.is_canary else each.action,
+            each.hardware_class,
+            each.reason,
+        )
+        for each in plan.nodes
+    ]
+    print_table(COLUMNS, rows, empty="No nodes.")
+    if plan.services:
+        print_line()
+        print_table(
+            SERVICE_COLUMNS,
+            [(each.role, each.name, each.version, each.command, each.reason) for each in plan.services],
+            empty="",
+        )

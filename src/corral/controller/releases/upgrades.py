@@ -1,0 +1,356 @@
+"""Runs the operations that upgrade Corral on nodes.
+
+The controller that loads models does this too, under the same lease. An order is a question as well: it is repeated
+until the worker, or the one that took over from it, says how the upgrade has ended. So nothing is lost when a reply, a
+worker or the leader is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Protocol
+
+from corral.blobs.digests import PREFIX
+from corral.blobs.store import BlobStore
+from corral.blobs.transfer.partial_file import ExpectedBlob
+from corral.contract.messages.releases import ReleasePackage, UpgradeState, UpgradeWorker, UpgradeWorkerReply
+from corral.contract.messages.replicas import ReplicaFile
+from corral.contract.sources import Wheel
+from corral.controller.backends.world import hardware_of
+from corral.controller.distribution.own_wheel import OwnWheel
+from corral.controller.operations.corral_operations import (
+    advanced,
+    begun,
+    ended,
+    failed,
+    is_due,
+    retry_at,
+    waiting,
+    write_rows,
+)
+from corral.controller.operations.state import settle
+from corral.controller.operations.views import CORRAL_UPGRADE
+from corral.controller.releases.calls import ReleaseCalls
+from corral.controller.releases.plan import choose_turns
+from corral.controller.runtime.change_feed import RULES, ChangeFeed
+from corral.controller.runtime.leadership import Leadership
+from corral.controller.settings import BackendSettings
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
+from corral.kit.log import get_log
+from corral.kit.tasks import BackgroundTasks, KeyedTasks, Wake, run_every
+from corral.store.engine.transactions import Store
+from corral.store.records import ENDED, OperationNode, OperationNodeStatus
+from corral.store.tables import nodes, operation_nodes, operations, release_wheels, releases, revisions
+from corral.store.tables.nodes import NodeOutline
+from corral.store.tables.operations import Operation
+from corral.store.tables.releases import Release
+
+log = get_log(__name__)
+
+NODE_GONE = "the node was deleted"
+PREPARING = "waits for the packages on the controller"
+NO_WORKER = (
+    "no worker there takes such orders: it is away, or its version cannot upgrade itself yet; "
+    "upgrade it on its machine, with a join line of this fleet"
+)
+MAX_SILENT_TRIES = 2  # of a worker that is healthy and has never replied to such an order
+
+_Key = tuple[str, str]  # operation and node; for packages: operation and platform with Python
+
+
+class Packages(Protocol):
+    """The part of `controller/distribution` that this needs."""
+
+    async def fetch_all(self, release: OwnWheel, platform: str, python: str) -> tuple[Wheel, ...]: ...
+
+
+class Sources(Protocol):
+    """The part of `controller/files` that this needs."""
+
+    def sources_for(self, node_id: str, files: Sequence[ReplicaFile] = ()) -> tuple[tuple[str, ...], str]: ...
+
+
+@dataclass(frozen=True)
+class UpgradePace:
+    interval_s: float = 2.0
+    poll_s: float = 1.0  # between two questions to a worker
+    silent_s: float = (
+        120.0  # without a reply of a worker that has an order; a take-over and a return take a minute each
+    )
+
+
+@dataclass
+class _Prepared:
+    """What the workers of one operation are sent, for each kind of machine that was seen."""
+
+    release: Release
+    packages: dict[str, tuple[ReleasePackage, ...]] = field(default_factory=dict)
+
+
+class CorralUpgrades:
+    name = "upgrades of corral"
+
+    def __init__(
+        self,
+        store: Store,
+        calls: ReleaseCalls,
+        packages: Packages,
+        blobs: BlobStore,
+        sources: Sources,
+        leadership: Leadership,
+        feed: ChangeFeed,
+        clock: Clock,
+        settings: BackendSettings,
+        *,
+        lease: str,
+        pace: UpgradePace | None = None,
+    ) -> None:
+        """`blobs`: those that workers fetch from this controller."""
+        self._store = store
+        self._calls = calls
+        self._packages = packages
+        self._blobs = blobs
+        self._sources = sources
+        self._leadership = leadership
+        self._feed = feed
+        self._clock = clock
+        self._settings = settings
+        self._lease = lease
+        self._pace = pace or UpgradePace()
+        self._tasks: KeyedTasks[_Key] = KeyedTasks()
+        self._preparing: KeyedTasks[_Key] = KeyedTasks()
+        self._cancels = BackgroundTasks()
+        self._prepared: dict[str, _Prepared] = {}
+        self._wake = Wake()
+
+    async def run(self) -> None:
+        for counter in ("operations", "nodes"):
+            self._feed.on(counter, self._wake.set)
+        async with self._cancels, self._preparing, self._tasks:
+            await run_every(self.name, self._pace.interval_s, self.run_once, clock=self._clock, wake=self._wake)
+
+    async def run_once(self) -> None:
+        """Order what may begin or go on now, and cancel all else."""
+        if self._leadership.epoch(self._lease) == 0:
+            for key in self._tasks.running():
+                self._tasks.cancel(key)
+            self._prepared.clear()
+            return
+        async with self._store.read() as tx:
+            now = await tx.now()
+            opened = await operations.list_open(tx, kind=CORRAL_UPGRADE)
+            rows = await operation_nodes.list_for(tx, [operation.id for operation in opened])
+            outlines = {outline.id: outline for outline in await nodes.list_outlines(tx)} if opened else {}
+        ids = {operation.id for operation in opened}
+        live = {(row.operation_id, row.node_id) for own in rows.values() for row in own if row.status not in ENDED}
+        self._cancel_all_but(live)
+        self._prepared = {each: known for each, known in self._prepared.items() if each in ids}
+        for operation in opened:
+            await self._advance(operation, rows.get(operation.id, []), outlines, now)
+
+    def _cancel_all_but(self, live: set[_Key]) -> None:
+        for key in self._tasks.running():
+            if key not in live:
+                self._tasks.cancel(key)
+                self._cancels.start(self._calls.cancel(key[1], key[0]), name=f"cancel {key[0]}")
+
+    async def _advance(
+        self, operation: Operation, rows: Sequence[OperationNode], outlines: Mapping[str, NodeOutline], now: datetime
+    ) -> None:
+        away = {row.node_id: _why_away(outlines.get(row.node_id)) for row in rows}
+        absent = frozenset(node_id for node_id, why in away.items() if why)
+        classes = {node_id: hardware_of(outline) for node_id, outline in outlines.items()}
+        turns = choose_turns(rows, classes, absent, now, operation.request.max_parallel)
+
+        def hold(row: OperationNode) -> OperationNode:
+            return _hold(row, now, away[row.node_id], turns.held, turns.stopped)
+
+        if changed := {row.node_id for row in rows if row.status not in ENDED and hold(row) != row}:
+            await self._settle(operation, hold, changed)
+        running = [row for row in rows if row.status is OperationNodeStatus.DOWNLOADING]
+        for row in (*running, *turns.begin):
+            outline = outlines.get(row.node_id)
+            if outline is None or (operation.id, row.node_id) in self._tasks.running():
+                continue
+            packages = await self._packages_for(operation, outline)
+            if packages is None and row.status is OperationNodeStatus.DOWNLOADING:
+                continue  # an earlier leader has begun it
+            if packages is None:
+                await self._settle(operation, lambda each: waiting(each, PREPARING, stuck=False), {row.node_id})
+                continue
+            work = partial(self._run, operation, row, self._prepared[operation.id].release, packages)
+            self._tasks.start((operation.id, row.node_id), work, name=f"upgrade corral on {row.node_name}")
+
+    # Wheels
+
+    async def _packages_for(self, operation: Operation, outline: NodeOutline) -> tuple[ReleasePackage, ...] | None:
+        """None: they are being fetched. Empty: this controller cannot provide them, and the worker asks the index."""
+        known = self._prepared.get(operation.id)
+        if known is None:
+            async with self._store.read() as tx:
+                release = await releases.get(tx, operation.request.release)
+            known = self._prepared[operation.id] = _Prepared(release)
+        kind = f"{outline.platform} {outline.python}"
+        if kind not in known.packages:
+            work = partial(self._fetch_packages, known, kind, outline.platform, outline.python)
+            self._preparing.start((operation.id, kind), work, name=f"packages of corral for {kind}")
+            return None
+        return known.packages[kind]
+
+    async def _fetch_packages(self, known: _Prepared, kind: str, platform: str, python: str) -> None:
+        try:
+            wheel = await self._read_wheel(known.release)
+            name = f"corral-{known.release.version}-py3-none-any.whl"
+            own = OwnWheel(name, known.release.version, wheel, known.release.sha256)
+            found = await self._packages.fetch_all(own, platform, python)
+            known.packages[kind] = tuple(ReleasePackage(each.name, each.sha256, each.size) for each in found)
+        except CorralError as error:
+            log.warning("the workers fetch the packages of corral themselves", machines=kind, reason=error.message)
+            known.packages[kind] = ()
+        except Exception:
+            log.exception("the packages of corral cannot be fetched", machines=kind)
+            known.packages[kind] = ()
+        self._wake.set()
+
+    async def _read_wheel(self, release: Release) -> bytes:
+        async with self._store.read() as tx:
+            content = await release_wheels.find(tx, release.sha256)
+        if content is None:
+            raise NotFound(f"the wheel of {release.version} is not kept any more: give it again with --wheel")
+        return content
+
+    async def _offer_wheel(self, release: Release) -> None:
+        """Make the wheel one of the blobs that workers fetch here."""
+        digest = PREFIX + release.sha256
+        if self._blobs.find(digest) is None:
+            content = await self._read_wheel(release)
+            wanted = ExpectedBlob(digest, release.size_bytes)
+            await self._blobs.write(digest, lambda: iter([content]), wanted, f"corral {release.version}")
+
+    # One node
+
+    async def _run(
+        self, operation: Operation, row: OperationNode, release: Release, packages: tuple[ReleasePackage, ...]
+    ) -> None:
+        try:
+            await self._upgrade(operation, row, release, packages)
+        except CorralError as error:
+            await self._fail(operation, row.node_id, error)
+        except Exception:
+            log.exception("upgrade of corral failed", operation=operation.id, node=row.node_name)
+            await self._fail(operation, row.node_id, Failed("an internal error; see the controller's log"))
+        self._wake.set()
+
+    async def _upgrade(
+        self, operation: Operation, row: OperationNode, release: Release, packages: tuple[ReleasePackage, ...]
+    ) -> None:
+        """Repeat the order until its outcome is known. Raises Unreachable after a long silence."""
+        if row.status is not OperationNodeStatus.DOWNLOADING:  # else an earlier leader has begun it
+            found = await self._settle(operation, begun, {row.node_id})
+            if not found:
+                return  # cancelled meanwhile
+            (row,) = found
+        last_reply_s = self._clock.monotonic()
+        while True:
+            await self._offer_wheel(release)
+            sources, token = self._sources.sources_for(row.node_id)
+            order = UpgradeWorker(
+                op_id=operation.id,
+                attempt=row.attempt,
+                signed=release.signed,
+                packages=packages,
+                sources=sources,
+                source_token=token,
+            )
+            try:
+                reply = await self._calls.upgrade(row.node_id, order)
+            except CorralError as error:  # nobody listens while one worker takes over from the other
+                if self._clock.monotonic() - last_reply_s > self._silent_s(row):
+                    raise Unreachable(NO_WORKER) from error
+            else:
+                last_reply_s = self._clock.monotonic()
+                if reply.state != UpgradeState.RUNNING:
+                    await self._end(operation, row, reply)
+                    return
+                if advanced(row, reply) != row:
+                    changed = await self._settle(operation, partial(advanced, reply=reply), {row.node_id})
+                    row = changed[0] if changed else row
+            await self._clock.sleep(self._pace.poll_s)
+
+    def _silent_s(self, row: OperationNode) -> float:
+        """A worker that has not replied yet may be one that knows no such order."""
+        return self._pace.silent_s if row.phase != "ordered" else min(15.0, self._pace.silent_s)
+
+    async def _end(self, operation: Operation, row: OperationNode, reply: UpgradeWorkerReply) -> None:
+        if not await self._change_with_retry(operation, row.node_id, lambda each, again: ended(each, reply, again)):
+            return
+        how = log.info if reply.state == UpgradeState.DONE else log.warning
+        how("upgrade of corral ended", node=row.node_name, state=reply.state, reason=reply.reason)
+
+    async def _fail(self, operation: Operation, node_id: str, error: CorralError) -> None:
+        def fail(row: OperationNode, again: datetime) -> OperationNode:
+            if row.phase == "ordered" and isinstance(error, Unreachable) and row.failures >= MAX_SILENT_TRIES:
+                return settle(row, OperationNodeStatus.SKIPPED, error.message)
+            return failed(row, error.message, again)
+
+        try:
+            await self._change_with_retry(operation, node_id, fail)
+        except CorralError as problem:  # of the store: a later pass does it again
+            log.warning("upgrade of corral postponed", operation=operation.id, error=problem.message)
+
+    async def _change_with_retry(
+        self, operation: Operation, node_id: str, change: Callable[[OperationNode, datetime], OperationNode]
+    ) -> bool:
+        async with self._store.read() as tx:
+            now = await tx.now()
+        first_s, cap_s = self._settings.retry_first_s, self._settings.retry_cap_s
+        changed = await self._settle(
+            operation, lambda row: change(row, retry_at(row, now, first_s=first_s, cap_s=cap_s)), {node_id}
+        )
+        return bool(changed)
+
+    async def _settle(
+        self, operation: Operation, change: Callable[[OperationNode], OperationNode], node_ids: set[str]
+    ) -> list[OperationNode]:
+        """Change the rows of these nodes that have not ended; return those that changed."""
+        async with self._store.write() as tx:
+            await revisions.hold(tx, RULES)
+            await self._leadership.require(tx, self._lease)
+            current = await operations.find(tx, operation.id)
+            if current is None or current.finished_at is not None:
+                return []
+            rows = await operation_nodes.list_(tx, operation.id)
+            chosen = [row for row in rows if row.status not in ENDED and row.node_id in node_ids]
+            changed = [after for row in chosen if (after := change(row)) != row]
+            if changed:
+                await write_rows(tx, current, changed)
+        if changed:
+            self._feed.notify("operations", operation.id)
+        return changed
+
+
+def _why_away(outline: NodeOutline | None) -> str:
+    if outline is None:
+        return NODE_GONE
+    if outline.status not in ("healthy", "draining"):
+        return f"node {outline.status}, will be upgraded when it is healthy"
+    return "the node cannot reach the bus, will be upgraded when it can" if outline.bus_down else ""
+
+
+def _hold(
+    row: OperationNode, now: datetime, away: str, held: Mapping[str, str], stopped: frozenset[str]
+) -> OperationNode:
+    """A row that has not begun, with the reason for which it waits."""
+    if away == NODE_GONE:
+        return settle(row, OperationNodeStatus.WITHDRAWN, NODE_GONE)
+    if row.status is OperationNodeStatus.DOWNLOADING or not is_due(row, now):
+        return row
+    if away:
+        return waiting(row, away, stuck=True)
+    if row.node_id in held:
+        return waiting(row, held[row.node_id], stuck=row.node_id in stopped)
+    return row
