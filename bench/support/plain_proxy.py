@@ -19,7 +19,7 @@ class PlainProxy:
     async def handle(self, request: Request, responder: Responder) -> None:
         await responder.relay(self._target)
 
-    def decide(self, head: KnownHead, body: bytes) -> PreparedForward | None:
+    def decide(self, head: KnownHead, body: bytes, traceparent: bytes) -> PreparedForward | None:
         forward = self._forwards.get(head)
         if forward is None:
             forward = self._forwards[head] = head.prepare_forward(self._target)

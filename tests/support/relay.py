@@ -241,7 +241,7 @@ class Everything:
         self.requests.append(request)
         self.results.append(await responder.relay(self.target, **self.options))
 
-    def decide(self, head: KnownHead, body: bytes) -> PreparedForward | None:
+    def decide(self, head: KnownHead, body: bytes, traceparent: bytes) -> PreparedForward | None:
         if not self.options.keys() <= {"path", "strip", "add", "patience"}:
             return None
         return head.prepare_forward(self.target, **self.options)
@@ -286,7 +286,7 @@ class Everything:
 class Undecided:
     """A fast path that decides nothing."""
 
-    def decide(self, head: KnownHead, body: bytes) -> PreparedForward | None:
+    def decide(self, head: KnownHead, body: bytes, traceparent: bytes) -> PreparedForward | None:
         return None
 
     def on_response(self, *_report: object) -> None:

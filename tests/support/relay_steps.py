@@ -121,7 +121,7 @@ class RelayAll:
         finally:
             self.ended += 1
 
-    def decide(self, head: KnownHead, body: bytes) -> PreparedForward | None:
+    def decide(self, head: KnownHead, body: bytes, traceparent: bytes) -> PreparedForward | None:
         self.begun += 1
         return head.prepare_forward(TARGET, patience=self.patience)
 

@@ -216,7 +216,7 @@ class PreparedForward:
     """Where requests with one head are forwarded to, with the part of the upstream's head that is the same for all of
     them. Made by `KnownHead`."""
 
-    __slots__ = ("add", "head", "path", "patience", "strip", "tag", "target", "wire")
+    __slots__ = ("add", "head", "path", "patience", "strip", "tag", "target", "traceparent", "wire")
 
     def __init__(
         self,
@@ -235,11 +235,11 @@ class PreparedForward:
         self.add = add
         self.patience = patience
         self.wire = wire  # the upstream's head up to the digits of Content-Length
+        self.traceparent = b""  # of a forward for a single request
         self.tag: object = None  # belongs to the fast path that prepared it
 
-    def with_header(self, name: bytes, value: bytes) -> PreparedForward:
-        """This forward for a single request, with one more header, which the client's head must not have. Without the
-        tag."""
+    def with_traceparent(self, value: bytes, tag: object) -> PreparedForward:
+        """This forward for a single request, which is sent with this `traceparent`."""
         raise NotImplementedError
 
 
@@ -251,8 +251,11 @@ class FastPath(Protocol):
     response was passed on to its end, and `handle_prepared` in every other case.
     """
 
-    def decide(self, head: KnownHead, body: bytes) -> PreparedForward | None:
-        """Where this request goes; None leaves it to `handle`. Must not wait, and None must have no side effects."""
+    def decide(self, head: KnownHead, body: bytes, traceparent: bytes) -> PreparedForward | None:
+        """Where this request goes; None leaves it to `handle`. Must not wait, and None must have no side effects.
+
+        `traceparent`: the header of this name, b"" without one; `head` does not contain it, because it differs in every
+        request. It is passed on, unless the forward has another one (`PreparedForward.with_traceparent`)."""
 
     def on_response(
         self,

@@ -26,8 +26,8 @@ from corral.relay.connection import IDLE, ClientConnection
 from corral.relay.exchange import Exchange
 from corral.relay.http1.chunked import are_whole_chunks
 from corral.relay.http1.fields import Malformed
-from corral.relay.http1.head import END_OF_HEAD, PooledForward, RequestHead, ResponseHead
-from corral.relay.http1.head_templates import HeadTemplate
+from corral.relay.http1.head import END_OF_HEAD, PooledForward, RequestHead, ResponseHead, take_traceparent
+from corral.relay.http1.head_templates import MAX_HEAD_BYTES, HeadTemplate
 from corral.relay.loop.ticker import NEVER
 from corral.relay.response_reader import EVENTS, NOTHING
 from corral.relay.taps import drop_tap, show, show_head
@@ -43,8 +43,9 @@ _monotonic = time.monotonic
 _CHUNKED_AND_ID = b"transfer-encoding: chunked\r\nx-request-id: "
 
 # A request on the fast path, kept by the upstream connection until the response arrives: the client's connection, the
-# forward, the body, the request id, the monotonic start time. A bare tuple, because one is made for every request.
-PendingRequest: TypeAlias = "tuple[FastPathConnection, PooledForward, bytes, bytes, float]"
+# forward, the body, the request id, the monotonic start time, the client's `traceparent`. A bare tuple, because one is
+# made for every request.
+PendingRequest: TypeAlias = "tuple[FastPathConnection, PooledForward, bytes, bytes, float, bytes]"
 
 
 def is_fast_path(head: RequestHead) -> bool:
@@ -66,7 +67,8 @@ def fall_back(pending: PendingRequest, upstream: FastPathUpstream | None) -> Non
     handler's `handle_prepared`, whose call of `relay` sends the request or joins the response, and from then on the
     bytes of both connections go to the exchange. The handler must reach `relay` before it waits (`Exchange.resume`).
     """
-    conn, forward, body, request_id, started = pending
+    conn, forward, body, request_id, started, traceparent = pending
+    head = forward.head.with_traceparent(traceparent) if traceparent else forward.head
     stream = None
     if upstream is not None:
         upstream.pending = None
@@ -75,8 +77,8 @@ def fall_back(pending: PendingRequest, upstream: FastPathUpstream | None) -> Non
     conn._deadline = NEVER
     conn._due = IDLE
     whole = WholeBody(body)
-    exchange = conn.exchange = Exchange(conn, forward.head, whole, request_id)
-    request = conn.describe(forward.head, whole, request_id)
+    exchange = conn.exchange = Exchange(conn, head, whole, request_id)
+    request = conn.describe(head, whole, request_id)
     if stream is not None:
         request.extra["tap"] = stream.tap
     fast_path = conn.server.fast_path
@@ -105,7 +107,7 @@ class FastPathConnection(ClientConnection):
     def __init__(self, server: RelayServer, fast_path: FastPath) -> None:
         super().__init__(server)
         # The heads it gets and the forwards it returns are made by this package.
-        self._decide = cast(Callable[[RequestHead, bytes], PooledForward | None], fast_path.decide)
+        self._decide = cast(Callable[[RequestHead, bytes, bytes], PooledForward | None], fast_path.decide)
         self.on_response = fast_path.on_response
         self.new_tap = fast_path.new_tap
         self.on_stream_end = fast_path.on_stream_end
@@ -117,7 +119,7 @@ class FastPathConnection(ClientConnection):
         if upstream is not None:  # the client sends more before it has its response
             upstream.fall_back()
         elif self.exchange is None and not self._buffer and not self.paused and not self._closing:
-            template, tail = self._template, None
+            template, tail, message, traceparent = self._template, None, data, b""
             if template is not None and data.startswith(template.before):
                 if template.with_id:
                     tail = template.expect_with_id(data)
@@ -126,22 +128,25 @@ class FastPathConnection(ClientConnection):
                     if tail is not None and not data.startswith(tail[1], template.at):
                         tail = None
             if tail is None:
-                template, tail = self.server.templates.recognise(data, template)
+                message, traceparent = take_traceparent(data, MAX_HEAD_BYTES)
+                template, tail = self.server.templates.recognise(message, template)
                 self._template = template or self._template  # one unusual head is no reason to forget the usual one
             if template is not None and tail is not None:
                 digits, _, body_at, request_id = tail
-                body = data[body_at:]
+                body = message[body_at:]
                 try:
-                    forward = self._decide(template.head, body)
+                    forward = self._decide(template.head, body, traceparent)
+                    if traceparent and forward is not None and not forward.traceparent:
+                        forward = forward.with_traceparent(traceparent, forward.tag)
                 except Exception:
                     log.exception("the fast path failed; the request takes the general path")
                     forward = None
                 if forward is not None:
-                    self._send(forward, body, digits, request_id)
+                    self._send(forward, body, digits, request_id, traceparent)
                     return
         super().data_received(data)
 
-    def _send(self, forward: PooledForward, body: bytes, digits: bytes, request_id: bytes) -> None:
+    def _send(self, forward: PooledForward, body: bytes, digits: bytes, request_id: bytes, traceparent: bytes) -> None:
         server = self.server
         pool = server.pool
         server.running += 1
@@ -151,11 +156,11 @@ class FastPathConnection(ClientConnection):
         if target_pool is None or not target_pool.idle:
             target_pool = forward.target_pool = pool.find(forward.target)
             if target_pool is None or not target_pool.idle:
-                fall_back((self, forward, body, request_id, _monotonic()), None)
+                fall_back((self, forward, body, request_id, _monotonic(), traceparent), None)
                 return
         # None of them is too old: the tick at which a connection expires takes it out.
         upstream: FastPathUpstream = target_pool.idle.pop()  # type: ignore[assignment]  # the pool makes no others
-        upstream.pending = (self, forward, body, request_id, _monotonic())
+        upstream.pending = (self, forward, body, request_id, _monotonic(), traceparent)
         self.pending_upstream = upstream
         self._due = IDLE
         pool.counters.upstream_reuses += 1
@@ -185,7 +190,7 @@ class FastPathConnection(ClientConnection):
         upstream = self.pending_upstream
         if upstream is None or upstream.pending is None:
             return None
-        _, forward, _, request_id, started = upstream.pending
+        _, forward, _, request_id, started, _ = upstream.pending
         return RunningForward(forward, request_id, started, None if upstream.stream is None else upstream.stream.tap)
 
     def check(self, now: float) -> None:
@@ -244,7 +249,7 @@ class FastPathUpstream(UpstreamConnection):
             stream.bytes_sent += len(data)
             conn.write_queue.write(conn.transport, data)  # last: it may call `pause_writing`, which falls back
             return
-        conn, forward, _, request_id, started = pending
+        conn, forward, _, request_id, started, _ = pending
         template, tail, out = self._template, None, b""
         if template is not None and data.startswith(template.before):
             if template.is_ours:
@@ -302,7 +307,7 @@ class FastPathUpstream(UpstreamConnection):
         raw, found, rest = data.partition(END_OF_HEAD)
         if not found or len(raw) > self._pool.limits.head_bytes:
             return False
-        conn, forward, _, request_id, started = pending
+        conn, forward, _, request_id, started, _ = pending
         try:
             head, length, _ = self._pool.heads.read(raw)
             if not head.chunked or head.status != 200 or not head.reusable or length is not None:
@@ -352,7 +357,7 @@ class FastPathUpstream(UpstreamConnection):
         conn.write_queue.write(conn.transport, out)
 
     def _end_stream(self, pending: PendingRequest, stream: FastPathStream, out: bytes) -> None:
-        conn, forward, _, request_id, started = pending
+        conn, forward, _, request_id, started, _ = pending
         self.stream = None
         self._mode = NOTHING
         self._release(conn)
@@ -406,7 +411,7 @@ class FastPathUpstream(UpstreamConnection):
 
     def check(self, now: float) -> None:
         if self.pending is not None:
-            _, forward, _, _, started = self.pending
+            _, forward, _, _, started, _ = self.pending
             patience = forward.patience or self._pool.limits.patience
             due = NEVER if patience.first_byte_s is None else started + patience.first_byte_s
             if self.stream is not None:

@@ -143,6 +143,33 @@ async def test_requests_on_the_fast_path_are_traced_as_the_others(fleet: TracedF
     counts = gateway.metrics.routes[RouteClass.INFERENCE]
     assert counts.by_status == {200: 5}
     assert gateway.metrics.relay.requests == 5
+    # The first request is read as a whole, the second opens no connection: from then on gateway and ingress know it.
+    assert fleet.site.routes.fast_path.ended[200] >= 3
+
+
+@pytest.mark.parametrize("flags", ["01", "00"])
+async def test_requests_with_traces_of_their_clients_take_the_fast_path(
+    fleet: TracedFleet, tmp_path: Path, flags: str
+) -> None:
+    await fleet.serve(tiny(tmp_path / "tiny"))
+    gateway = await fleet.gateway(traces_sample=1.0)
+    for number in range(1, 7):
+        trace_id = f"{number:032x}"
+        seen = await fleet.ask(gateway, headers={"traceparent": f"00-{trace_id}-{SPAN}-{flags}"})
+        if flags == "00":
+            assert seen["traceparent"] == f"00-{trace_id}-{SPAN}-00"
+            continue
+        spans = (await fleet.spans(3 * number))[-3:]
+        assert {each.trace_id for each in spans} == {trace_id}
+        (request,) = [each for each in spans if each.parent_id == SPAN]
+        (call,) = [each for each in spans if each.parent_id == request.span_id]
+        (ingress,) = [each for each in spans if each.parent_id == call.span_id]
+        check_chain([request, call, ingress])
+        assert ingress.attributes["http.response.status_code"] == 200
+        assert ingress.attributes["corral.request.id"] == request.attributes["corral.request.id"]
+        assert seen["traceparent"] == f"00-{trace_id}-{ingress.span_id}-01"
+    assert len(fleet.collector.spans) == (0 if flags == "00" else 18)
+    assert fleet.site.routes.fast_path.ended[200] >= 4
 
 
 async def test_the_trace_of_a_client_goes_on_to_the_backend(fleet: TracedFleet, tmp_path: Path) -> None:

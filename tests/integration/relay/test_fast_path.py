@@ -74,6 +74,72 @@ async def test_heads_may_change_after_the_length() -> None:
         assert r.handler.fast_path_requests >= 8  # the first of each kind is read in earnest
 
 
+def traced(number: int, name: bytes = b"traceparent", *, flags: bytes = b"01") -> tuple[bytes, bytes]:
+    """A request with a trace id of its own, and its header's value."""
+    value = b"00-%032x-%016x-%b" % (number + 1, number + 1, flags)
+    return POST.replace(b"X-Own", name + b": " + value + b"\r\nX-Own"), value
+
+
+async def test_requests_that_differ_in_their_trace_fly_too(fast_path_on: bool) -> None:
+    async with rig(ok, fast_path_on=fast_path_on) as r:
+        client = await warm(r)
+        sent = [POST, *(traced(n, name)[0] for n, name in enumerate([b"traceparent", b"Traceparent"] * 3)), POST]
+        for request in sent:
+            assert (await client.ask(request)).status == 200
+        (served,) = r.upstream.connections
+        seen = [asked.get(b"traceparent") for asked in served.requests]
+        assert seen == [None, None, *(traced(n)[1] for n in range(6)), None]
+        assert {asked.get(b"x-own") for asked in served.requests} == {b"yes"}
+        assert r.handler.fast_path_requests == (len(sent) if fast_path_on else 0)
+
+
+@pytest.mark.parametrize("name", ["refused", "no content", "two pieces"])
+async def test_a_trace_is_kept_where_a_request_falls_back(name: str) -> None:
+    answers = {
+        "refused": b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno",
+        "no content": b"HTTP/1.1 204 No Content\r\n\r\n",
+        "two pieces": OK.replace(b"Length: 2", b"Length: 3"),
+    }
+
+    async def rest(served: Served) -> None:
+        await served.request()
+        await served.send(answers[name])
+        await asyncio.sleep(0.002)  # so that the rest is read by itself; nothing depends on it
+        if name == "two pieces":
+            await served.send(b"!")
+
+    async with rig(then(rest), fast_path_on=True) as r:
+        client = await warm(r)
+        request, value = traced(7)
+        assert (await client.ask(request)).status in (404, 204, 200)
+        handled = r.handler.requests[-1]
+        assert isinstance(handled, Request), "the general path ended it"
+        assert (b"traceparent", value) in handled.headers
+        assert r.upstream.connections[0].requests[-1].get(b"traceparent") == value
+
+
+async def test_a_trace_is_sent_with_a_request_that_finds_no_idle_connection() -> None:
+    async with rig(ok, fast_path_on=True) as r:
+        client = await warm(r)
+        request, value = traced(7)
+        for upstream in list(r.pool._open):
+            upstream.discard()
+        await r.until(lambda: not r.pool._open)
+        assert (await client.ask(request)).status == 200
+        assert r.upstream.connections[-1].requests[-1].get(b"traceparent") == value
+
+
+async def test_two_traces_are_both_passed_on() -> None:
+    """That is for their reader to judge; none is lost."""
+    async with rig(ok, fast_path_on=True) as r:
+        client = await warm(r)
+        request = traced(7)[0].replace(b"X-Own", b"traceparent: 00-other\r\nX-Own")
+        for _ in range(3):
+            assert (await client.ask(request)).status == 200
+        for asked in r.upstream.connections[0].requests[1:]:
+            assert sorted(asked.all(b"traceparent")) == sorted([traced(7)[1], b"00-other"])
+
+
 async def test_many_clients_fly_at_once() -> None:
     async with rig(ok, fast_path_on=True) as r:
         clients = [await warm(r) for _ in range(20)]
@@ -329,7 +395,7 @@ async def test_a_client_that_takes_nothing_slows_the_upstream_down(fast_path_on:
 
 
 class Failing(Everything):
-    def decide(self, head: KnownHead, body: bytes) -> PreparedForward | None:
+    def decide(self, head: KnownHead, body: bytes, traceparent: bytes) -> PreparedForward | None:
         raise ValueError("cannot say")
 
 

@@ -17,6 +17,7 @@ from corral.relay.http1.head import (
     is_valid_request_id,
     parse_request_line,
     parse_status_line,
+    take_traceparent,
     write_refusal,
 )
 
@@ -298,3 +299,49 @@ def test_what_we_accept_llhttp_reads_the_same_way(raw: bytes, changes: list[tupl
     if not theirs._parser.should_upgrade():
         assert theirs.messages == 1
         assert theirs.body == (b"" if head.chunked else tail)
+
+
+PARENT = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+TRACED = b"POST / HTTP/1.1\r\nHost: h\r\n%bContent-Length: 2\r\nx-request-id: 1\r\n\r\nhi"
+
+
+@pytest.mark.parametrize("name", [b"traceparent", b"Traceparent"])
+def test_the_traceparent_is_taken_out_of_a_head(name: bytes) -> None:
+    line = name + b": " + PARENT + b"\r\n"
+    assert take_traceparent(TRACED % line, 2048) == (TRACED % b"", PARENT)
+    last = b"GET / HTTP/1.1\r\nHost: h\r\n%b\r\n"
+    assert take_traceparent(last % line, 2048) == (last % b"", PARENT)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        TRACED % b"",
+        TRACED % (b"traceparent: " + PARENT.upper() + b"\r\n"),
+        TRACED % (b"traceparent: " + PARENT + b"-more\r\n"),
+        TRACED % (b"traceparent:" + PARENT + b"\r\n"),
+        TRACED % (b"x-traceparent: " + PARENT + b"\r\n"),
+        TRACED[:-2] % b"" + b"traceparent: " + PARENT + b"\r\n",
+        TRACED[:-2] % b"" + b"\r\ntraceparent: " + PARENT + b"\r\n",
+        b"traceparent: " + PARENT + b"\r\n\r\n",
+        TRACED % (b"x: " + b"y" * 3000 + b"\r\ntraceparent: " + PARENT + b"\r\n"),
+    ],
+    ids=["none", "capitals", "more", "no blank", "another name", "in the body", "later in the body", "first", "far"],
+)
+def test_no_other_bytes_are_taken_for_a_traceparent(message: bytes) -> None:
+    assert take_traceparent(message, 2048) == (message, b"")
+
+
+def test_a_head_gets_its_traceparent_back() -> None:
+    raw = b"POST /a HTTP/1.1\r\nHost: h\r\nCookie: c\r\nX-A: b\r\nConnection: X-A"
+    shared, _ = RequestHeads(20).parse(raw)
+    shared.fields.notes["derived"] = True
+    hidden = Strip((b"cookie",))
+    assert shared.fields.wire_without(hidden) == b"Host: h\r\n"
+    own = shared.with_traceparent(PARENT)
+    parsed, _ = RequestHeads(20).parse(raw + b"\r\ntraceparent: " + PARENT)
+    assert (own.wire, own.headers, own.keep, own.method) == (parsed.wire, parsed.headers, parsed.keep, parsed.method)
+    assert own.fields.wire_without(hidden) == parsed.fields.wire_without(hidden)
+    assert own.fields.notes == {}
+    assert b"traceparent" not in dict(shared.headers)
+    assert b"traceparent" not in shared.wire + shared.fields.wire_without(hidden)

@@ -58,14 +58,14 @@ def head(shown: str, path: str = "/replicas/p1/v1/chat/completions?x=1") -> Requ
 
 def test_a_request_for_a_process_that_serves_takes_it_and_is_counted(world: World) -> None:
     asked = head(token())
-    forward = world.fast_path.decide(asked, b"{}")
+    forward = world.fast_path.decide(asked, b"{}", b"")
     assert forward is not None
     assert (forward.target.host, forward.target.port, forward.path) == ("127.0.0.1", 4000, b"/v1/chat/completions?x=1")
     assert b"authorization: Bearer its-own\r\n" in forward.wire
     assert b"x-own: c\r\n" in forward.wire
     assert b"x-corral" not in forward.wire
     assert (world.routes.in_flight.of("p1"), world.metrics.registry.get_sample_value(IN_FLIGHT)) == (1, 1.0)
-    assert world.fast_path.decide(asked, b"{}") is forward, "evaluated once"
+    assert world.fast_path.decide(asked, b"{}", b"") is forward, "evaluated once"
     for _ in range(2):
         world.fast_path.on_response(forward, b"id", 200, 0.0, 0.1, 10, b"")
     assert (world.routes.in_flight.of("p1"), world.metrics.registry.get_sample_value(IN_FLIGHT)) == (0, 0.0)
@@ -90,27 +90,27 @@ IN_FLIGHT = "corral_worker_ingress_in_flight"
     ids=["no token", "another scope", "another node", "expired", "another process", "no path", "another route", "two"],
 )
 def test_what_is_not_plainly_fine_is_left_to_the_door(world: World, asked: RequestHead) -> None:
-    assert world.fast_path.decide(asked, b"{}") is None
+    assert world.fast_path.decide(asked, b"{}", b"") is None
     assert world.routes.in_flight.total == 0
 
 
 def test_it_ends_with_the_token_and_with_the_process(world: World) -> None:
     asked = head(token(exp=1100))
-    assert world.fast_path.decide(asked, b"{}") is not None
+    assert world.fast_path.decide(asked, b"{}", b"") is not None
     world.now = 1099.9
-    assert world.fast_path.decide(asked, b"{}") is not None
+    assert world.fast_path.decide(asked, b"{}", b"") is not None
     world.now = 1100.0
-    assert world.fast_path.decide(asked, b"{}") is None, "the token has expired"
+    assert world.fast_path.decide(asked, b"{}", b"") is None, "the token has expired"
 
     world.now = 1000.0
     asked = head(token(exp=2000))
-    first = world.fast_path.decide(asked, b"{}")
+    first = world.fast_path.decide(asked, b"{}", b"")
     assert first is not None
     world.running = None
-    assert world.fast_path.decide(asked, b"{}") is None, "it is gone"
+    assert world.fast_path.decide(asked, b"{}", b"") is None, "it is gone"
     world.running = replace(SERVES, protocol="grpc")
-    assert world.fast_path.decide(asked, b"{}") is None, "it has to be translated"
+    assert world.fast_path.decide(asked, b"{}", b"") is None, "it has to be translated"
     world.running = replace(SERVES, port=4001)
-    second = world.fast_path.decide(asked, b"{}")
+    second = world.fast_path.decide(asked, b"{}", b"")
     assert second is not None
     assert second.target.port == 4001, "never another process than the one that serves now"

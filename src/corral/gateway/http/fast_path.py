@@ -20,7 +20,7 @@ from corral.gateway.http.inference_api import INFERENCE_PATHS
 from corral.gateway.http.model_field import read_fast
 from corral.gateway.http.rate_limits import KeyLimiter, Limiters
 from corral.gateway.receipts.metrics import MAX_UNCOUNTED, RouteCounts
-from corral.gateway.receipts.spans import RequestSpans
+from corral.gateway.receipts.spans import RequestSpans, RequestTrace
 from corral.gateway.receipts.usage import NOT_SEEN, TAIL_BYTES, UsageTap, both_ends, read_usage, summarize
 from corral.gateway.responses import Response
 from corral.gateway.routing.replicas import Route
@@ -86,7 +86,7 @@ class InferenceFastPath:
         self._fleet: Fleet | None = None  # the view for which the policies are valid
         self._policies: dict[KnownHead, HeadPolicy] = {}
 
-    def decide(self, head: KnownHead, body: bytes) -> PreparedForward | None:
+    def decide(self, head: KnownHead, body: bytes, traceparent: bytes) -> PreparedForward | None:
         fleet = self._fleets.fleet
         if fleet is not self._fleet:
             self._policies.clear()
@@ -116,8 +116,10 @@ class InferenceFastPath:
             policy.route = route
         self._counts.in_flight += 1
         spans = self._spans
-        if spans is not None and spans.is_sampled() and policy.forward is not None:
-            return _traced(policy.forward, spans)
+        if spans is not None and (traceparent or spans.is_sampled()):
+            trace = spans.start_below(traceparent) if traceparent else spans.start_new()
+            if trace is not None and policy.forward is not None:
+                return _traced(policy.forward, trace)
         return policy.forward
 
     def on_response(
@@ -191,8 +193,8 @@ class InferenceFastPath:
         logged."""
         if head.method != b"POST" or head.path.partition(b"?")[0] not in INFERENCE_PATHS:
             return None
-        if self._spans is not None and any(name == TRACEPARENT for name, _ in head.headers):
-            return None  # the client decides what is traced, and the header changes with each request
+        if any(name == TRACEPARENT for name, _ in head.headers):
+            return None  # an unusual one, or a second one
         kinds = [value for name, value in head.headers if name == b"content-type"]
         if (kinds and kinds[0].lower().startswith(b"multipart/")) or _handler_log.isEnabledFor(logging.DEBUG):
             return None
@@ -216,9 +218,6 @@ class InferenceFastPath:
         return forward
 
 
-def _traced(forward: PreparedForward, spans: RequestSpans) -> PreparedForward:
-    trace = spans.start_new()
+def _traced(forward: PreparedForward, trace: RequestTrace) -> PreparedForward:
     tag: ForwardTag = forward.tag  # type: ignore[assignment]  # set by `_prepare`
-    traced = forward.with_header(TRACEPARENT, trace.client.traceparent())
-    traced.tag = TracedTag(tag, trace)
-    return traced
+    return forward.with_traceparent(trace.client.traceparent(), TracedTag(tag, trace))

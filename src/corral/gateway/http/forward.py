@@ -85,15 +85,12 @@ class ForwardTag(ReceiptTemplate):
 class TracedTag(ForwardTag):
     """The tag of a forward that is made for a single, traced request."""
 
-    __slots__ = ("_all", "trace")
+    __slots__ = ("shared", "trace")
 
     def __init__(self, tag: ForwardTag, trace: RequestTrace) -> None:
         super().__init__(tag.client, tag.route, tag.path, tag.limiter)
-        self._all = tag
+        self.shared = tag
         self.trace: RequestTrace | None = trace
-
-    def start(self) -> bytes:
-        return self._all.start()
 
 
 @dataclass(slots=True)

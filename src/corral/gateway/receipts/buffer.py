@@ -19,7 +19,7 @@ from corral.gateway.routing.replicas import ReplicaTarget, Route
 from corral.gateway.view.fleet import Client
 
 if TYPE_CHECKING:
-    from corral.gateway.receipts.spans import RequestTrace
+    from corral.gateway.receipts.spans import RequestSpanTemplates, RequestTrace
 
 _NO_TOKENS = (0, 0)
 
@@ -27,8 +27,10 @@ _NO_TOKENS = (0, 0)
 class ReceiptTemplate:
     """What the receipts of all requests of one client to one replica have in common."""
 
-    __slots__ = ("_start", "client", "counter", "path", "route")
-    trace: RequestTrace | None = None  # of a tag that is made for a single, traced request
+    __slots__ = ("_start", "client", "counter", "path", "route", "span_templates")
+    # Of a template that is made for a single, traced request: its trace, and the template for all requests.
+    trace: RequestTrace | None = None
+    shared: ReceiptTemplate | None = None
 
     def __init__(self, client: Client, route: Route, path: bytes) -> None:
         self.client = client
@@ -36,9 +38,12 @@ class ReceiptTemplate:
         self.counter = route.counter
         self.path = path  # of the client's request
         self._start = b""
+        self.span_templates: RequestSpanTemplates | None = None  # made when the first request is traced
 
     def start(self) -> bytes:
         """The beginning of the JSON of each receipt: the fields that are the same in all of them."""
+        if self.shared is not None:
+            return self.shared.start()
         if not self._start:
             receipt = encode(
                 served_by(

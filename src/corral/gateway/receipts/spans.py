@@ -13,9 +13,10 @@ from typing import NamedTuple
 from corral.contract.codec import decode
 from corral.contract.http import Headers
 from corral.contract.receipts import Receipt
-from corral.gateway.receipts.buffer import FinishedRequest, ReceiptBuffer, write_receipt
+from corral.gateway.receipts.buffer import FinishedRequest, ReceiptBuffer, ReceiptTemplate
+from corral.gateway.receipts.usage import StreamSummary, Usage, read_plain_usage
 from corral.kit.tracing.context import TraceContext
-from corral.kit.tracing.otlp import Event, Span, SpanKind, Value
+from corral.kit.tracing.otlp import Event, Span, SpanKind, SpanTemplate, Value, encode_span
 from corral.kit.tracing.tracer import Tracer
 
 # Values of `gen_ai.operation.name` in OpenTelemetry's semantic conventions.
@@ -27,6 +28,7 @@ _OPERATIONS = {
     "/v1/embeddings": "embeddings",
 }
 _OTHER_OPERATION = "generate_content"
+_FIRST_TOKEN = "first token"
 _ENDINGS = {"client_left": "the client disconnected", "upstream_broke": "the replica broke off"}
 
 
@@ -36,6 +38,9 @@ class RequestTrace(NamedTuple):
     server: TraceContext
     client: TraceContext
     method: bytes = b"POST"
+
+
+_NO_TRACE = RequestTrace(TraceContext("", "", ""), TraceContext("", "", ""))
 
 
 class RequestSpans:
@@ -55,20 +60,56 @@ class RequestSpans:
         server = TraceContext.first()
         return RequestTrace(server, server.child())
 
+    def start_below(self, traceparent: bytes) -> RequestTrace | None:
+        """For a request with this `traceparent`; None: the request is not traced."""
+        server = self._tracer.start_below(traceparent)
+        return None if server is None else RequestTrace(server, server.child())
+
     def record(self, trace: RequestTrace, receipt: Receipt) -> None:
-        self._tracer.exporter.add(partial(build_spans, trace, receipt))
+        self._tracer.exporter.add(lambda: [encode_span(each) for each in build_spans(trace, receipt)])
 
     def record_finished(self, finished: list[FinishedRequest]) -> None:
         """Requests that ended on the fast path."""
-        for each in finished:
-            trace = each[0].trace
-            if trace is not None:
-                encoded = write_receipt(each, self._receipts.offset_s)
-                self._tracer.exporter.add(partial(_build_from_bytes, trace, encoded))
+        offset_s = self._receipts.offset_s
+        for template, request_id, status, started, ended, response in finished:
+            if template.trace is not None:
+                times = started + offset_s, ended + offset_s
+                # The response itself is not kept: the collector may be away.
+                summary = _summarize(response) if isinstance(response, bytes) else response
+                self._tracer.exporter.add(partial(write_spans, template, request_id, status, times, summary))
 
 
-def _build_from_bytes(trace: RequestTrace, encoded: bytes) -> Sequence[Span]:
-    return build_spans(trace, decode(Receipt, encoded))
+def _summarize(response: bytes) -> StreamSummary:
+    return StreamSummary(Usage(*(read_plain_usage(response) or ())), None, streamed=False)
+
+
+class RequestSpanTemplates:
+    """Of the requests that one client sent to one replica and that ended on the fast path."""
+
+    __slots__ = ("call", "request")
+
+    def __init__(self, template: ReceiptTemplate) -> None:
+        receipt = decode(Receipt, template.start() + b',"id":"","at":0,"status":200}')
+        request, *calls = build_spans(_NO_TRACE, receipt)
+        self.request = SpanTemplate(request, ("http.response.status_code", "corral.request.id"))
+        tokens = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
+        self.call = SpanTemplate(calls[0], tokens) if calls else None
+
+
+def write_spans(
+    template: ReceiptTemplate, request_id: bytes, status: int, times: tuple[float, float], summary: StreamSummary
+) -> Sequence[str]:
+    """What `build_spans` has for such a request: it never waited, and one replica answered it, without an error.
+    `times`: its start and its end, in seconds since the epoch."""
+    trace, shared = template.trace, template.shared or template
+    assert trace is not None
+    templates = shared.span_templates = shared.span_templates or RequestSpanTemplates(shared)
+    spans = [templates.request.write(trace.server, times, (status, request_id.decode()))]
+    if templates.call is not None:
+        first = Event(_FIRST_TOKEN, times[0] + summary.first_s) if summary.first_s else None
+        tokens = summary.usage.prompt, summary.usage.completion
+        spans.append(templates.call.write(trace.client, times, tokens, first))
+    return spans
 
 
 def build_spans(trace: RequestTrace, receipt: Receipt) -> Sequence[Span]:
@@ -134,7 +175,7 @@ def _call_of_the_replica(
         started_at=started_at,
         ended_at=ended_at,
         attributes=attributes,
-        events=(Event("first token", receipt.at + receipt.first_byte_ms / 1000),) if has_first else (),
+        events=(Event(_FIRST_TOKEN, receipt.at + receipt.first_byte_ms / 1000),) if has_first else (),
         error=error,
     )
 

@@ -32,7 +32,8 @@ class TraceContext(NamedTuple):
     @classmethod
     def first(cls) -> TraceContext:
         """Of a new trace."""
-        return cls(f"{random.getrandbits(128) or 1:032x}", new_span_id(), "")
+        ids = f"{random.getrandbits(192):048x}"  # an id of zeros is invalid, and as unlikely as an id given twice
+        return cls(ids[16:], ids[:16], "")
 
     @classmethod
     def below(cls, parent: Parent) -> TraceContext:

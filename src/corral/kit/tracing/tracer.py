@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from corral import __version__
-from corral.kit.tracing.context import TraceContext, find_parent
+from corral.kit.tracing.context import Parent, TraceContext, find_parent, parse_traceparent
 from corral.kit.tracing.exporter import SpanExporter
-from corral.kit.tracing.otlp import Event, Resource, Span, SpanKind, Value
+from corral.kit.tracing.otlp import Event, Resource, Span, SpanKind, Value, encode_span
 from corral.kit.tracing.settings import TraceSettings
 
 
@@ -43,12 +43,19 @@ class Tracer:
         parent = find_parent(headers)
         if parent is None:
             return TraceContext.first() if self.is_sampled() else None
-        return TraceContext.below(parent) if parent.sampled and self._follow_clients else None
+        return _below(parent) if self._follow_clients else None
+
+    def start_below(self, traceparent: bytes) -> TraceContext | None:
+        """`start` for a request with this `traceparent`, on the fast path."""
+        return _below(parse_traceparent(traceparent)) if self._follow_clients else None
 
     def join(self, headers: Sequence[tuple[bytes, bytes]]) -> TraceContext | None:
         """A span below that of the gateway; None: the gateway does not trace this request."""
-        parent = find_parent(headers)
-        return TraceContext.below(parent) if parent is not None and parent.sampled else None
+        return _below(find_parent(headers))
+
+    def join_one(self, traceparent: bytes) -> TraceContext | None:
+        """`join` for a request with this `traceparent`, on the fast path."""
+        return _below(parse_traceparent(traceparent))
 
     def _next_skip(self) -> float:
         if self._share <= 0:
@@ -56,6 +63,10 @@ class Tracer:
         if self._share >= 1:
             return 0
         return int(math.log(1.0 - random.random()) / math.log(1.0 - self._share))
+
+
+def _below(parent: Parent | None) -> TraceContext | None:
+    return TraceContext.below(parent) if parent is not None and parent.sampled else None
 
 
 @dataclass(slots=True)
@@ -74,9 +85,15 @@ class OpenSpan:
     def event(self, name: str) -> None:
         self.events.append(Event(name, self.tracer.now()))
 
+    def on_status(self, status: int) -> None:
+        """Of a request that this span is."""
+        self.attributes["http.response.status_code"] = status
+        if status >= 500:
+            self.error = f"status {status}"
+
     def end(self) -> None:
         ended_at = self.tracer.now()
-        self.tracer.exporter.add(lambda: (self._finished(ended_at),))
+        self.tracer.exporter.add(lambda: (encode_span(self._finished(ended_at)),))
 
     def _finished(self, ended_at: float) -> Span:
         return Span(
@@ -96,9 +113,11 @@ current_span: ContextVar[OpenSpan | None] = ContextVar("current_span", default=N
 
 
 @contextlib.contextmanager
-def record_span(tracer: Tracer, context: TraceContext, name: str, kind: SpanKind) -> Iterator[OpenSpan]:
+def record_span(
+    tracer: Tracer, context: TraceContext, name: str, kind: SpanKind, attributes: dict[str, Value]
+) -> Iterator[OpenSpan]:
     """The current span of the block. An error that leaves the block is the span's."""
-    span = OpenSpan(tracer, context, name, kind, started_at=tracer.now())
+    span = OpenSpan(tracer, context, name, kind, attributes, started_at=tracer.now())
     token = current_span.set(span)
     try:
         yield span

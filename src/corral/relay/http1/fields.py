@@ -6,6 +6,7 @@ A header that two parsers could read differently is refused: the upstream may us
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import NamedTuple
 
@@ -93,6 +94,16 @@ class Fields:
             if len(self._prepared) < MAX_PREPARED:
                 self._prepared[names] = wire
         return wire
+
+    def with_field(self, name: bytes, value: bytes) -> Fields:
+        """The block of a single message, with one more header, which the relay passes on and does not read."""
+        fields = copy.copy(self)
+        line = write_fields(((name, value),))
+        fields.headers = (*self.headers, (name, value))
+        fields._lines = (*self._lines, line)
+        fields.wire = self.wire + line
+        fields.notes, fields._prepared = {}, {}
+        return fields
 
 
 class FieldLine(NamedTuple):

@@ -7,6 +7,7 @@ Content-Length, and the request id where it is the last line, as the relay write
 
 from __future__ import annotations
 
+import copy
 import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 END_OF_HEAD = b"\r\n\r\n"
 _LENGTH = b"content-length: "
+_TRACEPARENT = b"traceparent"
 ID_LINE = b"\r\nx-request-id: "  # as the relay writes it, the last line of a head; it differs in every message
 MAX_CACHED = 1024
 MAX_CACHED_BYTES = 4096
@@ -78,6 +80,14 @@ class RequestHead(MessageHead):
         self.request_id = fields.request_id if is_valid_request_id(fields.request_id) else b""
         self.headers: Headers = fields.headers
 
+    def with_traceparent(self, value: bytes) -> RequestHead:
+        """The head of a single request, from which `take_traceparent` removed this value. Of HTTP/1.1."""
+        head = copy.copy(self)
+        head.fields = self.fields.with_field(_TRACEPARENT, value)
+        head.headers = head.fields.headers
+        head.wire = self.wire[: len(self.wire) - len(self.fields.wire)] + head.fields.wire
+        return head
+
     def prepare_forward(
         self,
         target: Target,
@@ -103,12 +113,13 @@ class PooledForward(PreparedForward):
     head: RequestHead
     target_pool: TargetPool | None
 
-    def with_header(self, name: bytes, value: bytes) -> PooledForward:
+    def with_traceparent(self, value: bytes, tag: object) -> PooledForward:
         lines = self.wire.removesuffix(_LENGTH)
-        wire = b"%b%b: %b\r\n%b" % (lines, name, value, _LENGTH)
-        add = (*self.add, (name, value))
-        forward = PooledForward(self.head, self.target, self.path, self.strip, add, self.patience, wire)
+        wire = b"%b%b: %b\r\n%b" % (lines, _TRACEPARENT, value, _LENGTH)
+        forward = PooledForward(self.head, self.target, self.path, self.strip, self.add, self.patience, wire)
         forward.target_pool = self.target_pool
+        forward.traceparent = value
+        forward.tag = tag
         return forward
 
 
@@ -173,6 +184,20 @@ def remove_id(raw: bytes) -> tuple[bytes, bytes]:
     if at >= 0 and is_valid_request_id(request_id := raw[at + len(ID_LINE) :]):
         return raw[:at], request_id
     return raw, b""
+
+
+_TRACEPARENT_LINE = re.compile(rb"\r\n[Tt]raceparent: (00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})(?=\r\n)")
+_TRACEPARENT_IN_LINE = b"raceparent: "
+
+
+def take_traceparent(message: bytes, head_bytes: int) -> tuple[bytes, bytes]:
+    """The message without its line `traceparent`, which differs in every message, and the value. The message unchanged
+    and b"" where the first `head_bytes` of its head do not have one in the usual form."""
+    at = message.find(_TRACEPARENT_IN_LINE, 0, head_bytes) - len(b"\r\nt")
+    line = _TRACEPARENT_LINE.match(message, at) if at > 0 else None
+    if line is None or message.find(END_OF_HEAD, 0, at + 2) >= 0:
+        return message, b""
+    return message[:at] + message[line.end() :], line[1]
 
 
 H = TypeVar("H", bound=MessageHead)

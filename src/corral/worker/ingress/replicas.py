@@ -21,11 +21,11 @@ from corral.inference.engine_errors import client_answer, may_be_explained
 from corral.inference.responses import ROUTE as RESPONSES
 from corral.inference.responses import Responses
 from corral.kit.tracing.context import TRACEPARENT, TraceContext
-from corral.kit.tracing.otlp import SpanKind
-from corral.kit.tracing.tracer import Tracer, record_span
+from corral.kit.tracing.tracer import Tracer
 from corral.worker.ingress.bridges import Bridges
 from corral.worker.ingress.in_flight import InFlight
 from corral.worker.ingress.responses import send_error, send_upstream_failed
+from corral.worker.ingress.spans import record_request
 from corral.worker.supervisor.table import Running
 
 PREFIX = b"/replicas/"
@@ -33,7 +33,7 @@ PREFIX = b"/replicas/"
 NOT_REACHED_HEADERS: Headers = ((NOT_REACHED, b"1"),)
 _PROCESS_ENDED: Headers = ((PROCESS_ENDED, b"1"),)
 OURS = Strip((b"authorization",), (b"x-corral-",))
-_OURS_AND_PARENT = Strip((*OURS.names, TRACEPARENT), OURS.prefixes)
+OURS_AND_PARENT = Strip((*OURS.names, TRACEPARENT), OURS.prefixes)
 MAX_SHOWN_ID_LENGTH = 128
 # A process that ends closes its connections first; the supervisor notices the end within this time.
 _END_NOTICED_S = 0.5
@@ -73,20 +73,9 @@ class ReplicaRelay:
         context = None if self._tracer is None else self._tracer.join(request.headers)
         if self._tracer is None or context is None:
             return await self._relay(running, path, request, responder, None)
-        name = f"{request.method.decode('latin-1')} {path.partition(b'?')[0].decode('latin-1')}"
-        with record_span(self._tracer, context, name, SpanKind.SERVER) as span:
-            span.attributes |= {
-                "http.request.method": request.method.decode("latin-1"),
-                "url.path": path.partition(b"?")[0].decode("latin-1"),
-                "corral.request.id": request.request_id,
-                "corral.process.id": running.process_id,
-                "corral.backend": running.backend,
-                "gen_ai.request.model": running.model,
-            }
+        with record_request(self._tracer, context, request.method, path, running, request.request_id) as span:
             status = await self._relay(running, path, request, responder, context)
-            span.attributes["http.response.status_code"] = status
-            if status >= 500:
-                span.error = f"status {status}"
+            span.on_status(status)
             return status
 
     async def _relay(
@@ -106,7 +95,7 @@ class ReplicaRelay:
             result = await responder.relay(
                 route.target,
                 path=path,
-                strip=OURS if context is None else _OURS_AND_PARENT,
+                strip=OURS if context is None else OURS_AND_PARENT,
                 add=add,
                 upgrade=True,
                 unwanted=may_be_explained,
