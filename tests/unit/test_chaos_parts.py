@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tests.chaos.clients import RequestFailed, cause_of, text_of
-from tests.chaos.main import Result, report
+from tests.chaos.main import Result, as_json, report
 from tests.chaos.watcher import Growth, MemorySample, slope
 
 
@@ -22,6 +22,14 @@ def test_a_report_names_what_was_lost() -> None:
     lost = Result(seed=7, minutes=2.0, not_at_rest=["operation 12 was accepted and is not known any more"])
     assert not lost.is_good
     assert "- operation 12 was accepted and is not known any more" in report(lost)
+
+
+def test_scripts_read_the_counts_of_a_run() -> None:
+    result = Result(seed=7, minutes=2.0, answered=Counter({"m": 98}), journal=[(1.5, "kill -9 of gateway-0")])
+    result.growth = [Growth("gateway-0", 10.0, 1, 2, 3.0)]
+    said = json.loads(as_json(result))
+    assert (said["answered"], said["failed"]) == ({"m": 98}, {})
+    assert (said["growth"][0]["name"], said["journal"]) == ("gateway-0", [[1.5, "kill -9 of gateway-0"]])
 
 
 @pytest.mark.parametrize(
