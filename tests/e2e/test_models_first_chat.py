@@ -5,7 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from playwright.async_api import Browser, expect
 from corral.contract.gguf import read_header
 from tests.support.chromium import ask_in_playground, new_person, open_signed_in
 from tests.support.fleet import PATIENT, Fleet
+from tests.support.supervising import identities
 from tests.support.waiting import wait_for
 
 MODEL = "smollm2-135m"
@@ -119,6 +122,49 @@ def test_without_a_pooling_of_its_own_a_model_embeds_by_the_mean(fleet: Fleet, c
     assert fleet.api("POST", "/api/models", {"definition": definition}).status == 201
     found = client.embeddings.create(model="plain-embedder", input=["a horse", "a pony"])
     assert [len(each.embedding) for each in found.data] == [576, 576]
+
+
+def test_a_stream_outlives_the_process_that_began_it(fleet: Fleet, client: openai.OpenAI) -> None:
+    """The rest comes from the other process of the model, and is what the first would have said."""
+    definition = json.loads(fleet.cli("models", "show", MODEL, "--json").stdout)["definition"]
+    definition |= {"name": "enduring", "resume_streams": True}
+    assert fleet.api("POST", "/api/models", {"definition": definition}).json().get("notes") is None
+    assert fleet.cli("nodes", "max-replicas", fleet.own_node(), "2").returncode == 0
+    assert fleet.api("POST", "/api/nodes/scheduling", {"model_name": "enduring", "min_replicas": 2}).status == 200
+
+    def ready() -> list[dict[str, Any]]:
+        rows = fleet.api("GET", "/api/models/enduring/replicas").json()
+        return [row for row in rows if row["process_state"] == "ready"]
+
+    wait_for(lambda: len(ready()) == 2, "two processes", 120)
+    tokens = 120
+    asked: Any = {"model": "enduring", "messages": QUESTION, "max_tokens": tokens, "temperature": 0, "stream": True}
+    asked |= {"stream_options": {"include_usage": True}}
+    whole = list(client.chat.completions.create(**asked))
+    pieces = client.chat.completions.create(**asked)
+    broken = [next(pieces), next(pieces)]
+    [row] = wait_for(lambda: [each for each in ready() if each["in_flight"]], "the process that generates")
+    (victim,) = [
+        each for each in identities(fleet.data / "worker" / "processes") if each.process_id == row["process_id"]
+    ]
+    os.kill(victim.pid, signal.SIGKILL)
+    broken += pieces
+    assert len({(each.id, each.created, each.model) for each in broken}) == 1
+    [expected], [usage] = ([each.usage for each in chunks if each.usage] for chunks in (whole, broken))
+    assert expected.completion_tokens == tokens, "it has not ended by itself before"
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (
+        expected.prompt_tokens,
+        expected.completion_tokens,
+        expected.total_tokens,
+    )
+    assert text_of(broken) == text_of(whole)
+    newest = fleet.api("GET", "/api/requests?limit=1&model=enduring").json()["requests"][0]
+    assert (newest["resumed"], newest["ending"], newest["completion_tokens"]) == (1, "", tokens)
+    assert newest["process_id"] != victim.process_id
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
 
 
 def test_what_the_engine_cannot_do_is_told_in_our_words(client: openai.OpenAI) -> None:

@@ -116,6 +116,36 @@ def test_a_request_waits_for_the_reload_of_a_lone_replica_that_dies(fleet: Fleet
     assert after["process_id"] != before["process_id"]
 
 
+def test_a_stream_outlives_its_replica_where_the_model_asks_for_that(fleet: Fleet, client: openai.OpenAI) -> None:
+    define(fleet, "enduring", parallel=8, resume_streams=True)
+    schedule = {"model_name": "enduring", "min_replicas": 2}
+    assert fleet.api("POST", "/api/nodes/scheduling", schedule).status == 200
+    wait_for(lambda: len(replicas(fleet, "enduring")) == 2, "two replicas", 60)
+    options: Any = {"include_usage": True}
+    pieces = client.chat.completions.create(model="enduring", messages=SLOW, stream=True, stream_options=options)
+    chunks = [next(pieces)]
+
+    def serving() -> list[dict[str, Any]]:
+        return [row for row in replicas(fleet, "enduring") if row["in_flight"]]
+
+    [row] = wait_for(serving, "the replica that streams")
+    root = fleet.data / "worker" if row["node_name"] == fleet.own_node() else fleet.root / "worker-byre"
+    (victim,) = [each for each in identities(root / "processes") if each.process_id == row["process_id"]]
+    os.kill(victim.pid, signal.SIGKILL)
+    chunks += pieces
+    text = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
+    assert text.endswith("a b c d e f g h i j k l")
+    assert text.count("mock") == 1
+    assert len({(each.id, each.created, each.model) for each in chunks}) == 1
+    [usage] = [each.usage for each in chunks if each.usage]
+    assert usage.completion_tokens == 13
+    [receipt] = json.loads(fleet.cli("requests", "--model", "enduring", "--json").stdout)
+    assert (receipt["status"], receipt["resumed"], receipt["ending"]) == (200, 1, "")
+    assert receipt["process_id"] != victim.process_id
+    assert "resumed once, 2 attempts" in fleet.cli("requests", "--model", "enduring").stdout
+    assert "continued on another replica" in fleet.cli("why", "model", "enduring").stdout
+
+
 def test_a_backend_that_cannot_start_gives_its_last_words(fleet: Fleet, client: openai.OpenAI) -> None:
     define(fleet, "broken", env={"MOCK_START_LINES": "3", "MOCK_CRASH_AT_START": "3"})
     with pytest.raises(openai.APIError) as failed:

@@ -69,6 +69,7 @@ class ModelView(Message, frozen=True):
     ready: int = always(int)  # replicas that can answer now
     schedule: ScheduleView | None = None
     definition: dict[str, Any] = msgspec.field(default_factory=dict)  # whole; only where one model is shown
+    resume_streams: bool = False  # its definition asks that streams which break off are continued
 
 
 class InstallModel(Message, frozen=True):

@@ -79,6 +79,12 @@ class Manifest(Message, frozen=True):
 LOCALAI = Manifest(protocol=GRPC, command=("./run.sh", "--addr", "{host}:{port}"))
 
 
+def can_continue(manifest: Manifest | None) -> bool:
+    """Whether a build declares how it goes on with the beginning of an answer, of chats or of completions."""
+    declared = manifest.continues if manifest is not None else None
+    return declared is not None and bool(declared.chat or declared.completions)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholders:
     """The values of placeholders in a command or in the environment. Empty: no value."""

@@ -97,6 +97,8 @@ class WhyModel(Message, frozen=True):
     kept: tuple[str, ...] = ()  # of no_room: who is in the way and may not go
     load: LoadStatus | None = None  # how far its load is, where it is being loaded
     nodes: tuple[WhyVerdict, ...] = ()  # best first
+    streams: str = ""  # what becomes of streams that break off; empty: its definition has no `resume_streams`
+    streams_limited: bool = False  # on some node, or on all, they are not continued
 
 
 class WhySpace(Message, frozen=True):

@@ -52,6 +52,15 @@ async def test_what_is_loading_and_what_serves_is_told(local: ReplicaFleet) -> N
     await until(is_told, "the replica that is ready")
 
 
+async def test_whether_broken_streams_are_continued(local: ReplicaFleet) -> None:
+    await local.worker("barn", has="llama-cpp")
+    await local.define("plain")
+    await local.define("m", resume_streams=True)
+    assert (await why(local).model("plain")).streams == ""
+    report = await why(local).model("m")
+    assert (report.streams_limited, report.streams[:13]) == (True, "not continued")
+
+
 async def test_a_node_tells_what_it_has_left(local: ReplicaFleet) -> None:
     await local.worker("barn", has="llama-cpp")
     await local.define("m", memory="4GiB")

@@ -27,6 +27,7 @@ from corral.contract.admin import (
     MatrixRow,
     NodeView,
 )
+from corral.contract.why import WhyModel
 from corral.kit.errors import NotFound
 
 NOON = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
@@ -193,6 +194,13 @@ def test_nodes() -> None:
     assert "silent for 70 s" in found[1].seen
     assert "--advertise" in found[2].fix
     assert found[4].seen == "2 of 6 without problems"
+
+
+def test_streams_that_stay_broken_though_the_model_asks_for_more() -> None:
+    cannot = WhyModel(model="my m", streams="not continued, though …", streams_limited=True)
+    [found] = fleet_checks.check_streams([cannot, WhyModel(model="good", streams="continued on another replica")])
+    assert (found.level, found.seen) == ("warn", "my m: streams that break off are not continued, though …")
+    assert "--set resume_streams=false" in found.fix
 
 
 def test_nodes_whose_backends_could_read_secrets() -> None:

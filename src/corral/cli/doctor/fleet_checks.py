@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from corral.cli.common.output import relative_time
 from corral.cli.doctor.findings import Finding, fail, ok, warn
 from corral.contract.admin import BackendMatrix, Cluster, GalleryView, NodeView
 from corral.contract.messages.backends import TO_FIX
+from corral.contract.why import WhyModel
 from corral.kit.durations import format_duration
 from corral.kit.errors import CorralError
 
@@ -50,6 +51,9 @@ async def check_fleet(client: Client, now: datetime) -> AsyncIterator[Finding]:
         for finding in check_nodes(await client.nodes.list()):
             yield finding
         for finding in check_backend_users(await client.nodes.list()):
+            yield finding
+        asking = [model.id for model in await client.models.list() if model.resume_streams]
+        for finding in check_streams([await client.why.model(name) for name in asking]):
             yield finding
         for finding in check_galleries(await client.galleries()):
             yield finding
@@ -154,6 +158,17 @@ def check_backend_users(nodes: tuple[NodeView, ...]) -> Iterator[Finding]:
         yield warn(
             "backends", f"{', '.join(names[:MAX_NAMES])}{more}: {warning}", f"on that machine: {fix}" if fix else ""
         )
+
+
+def check_streams(models: Sequence[WhyModel]) -> Iterator[Finding]:
+    """Models whose definition asks that broken streams are continued, where a backend cannot."""
+    for why in models:
+        if why.streams_limited:
+            yield warn(
+                "streams",
+                f"{why.model}: streams that break off are {why.streams}",
+                f"use a backend that can, or corral models edit {shlex.quote(why.model)} --set resume_streams=false",
+            )
 
 
 def check_backends(matrix: BackendMatrix) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ def model_details(why: WhyModel) -> Iterator[str]:
             ("replicas", _wanted(why)),
             ("scaling", f"{why.scaling}: {said_once(why.scaling_text, why.text)}"),
             ("load", said_once(load, why.text)),
+            ("broken streams", why.streams),
         ]
     )
 

@@ -14,10 +14,12 @@ from typing import Protocol
 import msgspec
 
 from corral.contract.catalogue import AvailableModel, EditModel, InstallModel, ModelChanged, ModelView
+from corral.contract.manifest import can_continue
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.messages.replicas import ReplicaState
 from corral.contract.models import Definition, deleted_revision, read_definition
 from corral.controller.backends.catalogue import Catalogue
+from corral.controller.backends.world import kind_of, kinds_of
 from corral.controller.models.edits import (
     ModelOrigin,
     alias_of,
@@ -29,6 +31,7 @@ from corral.controller.models.edits import (
     refuse_if_from_file,
 )
 from corral.controller.models.galleries import ModelGalleries
+from corral.controller.models.resumption import explain_resumption
 from corral.controller.models.schedules import COUNTER as SCHEDULES
 from corral.controller.models.suggestions import UnknownModel, misspelled_fields, unknown_model
 from corral.controller.models.views import FilesMeasured, available_view, definition_of, model_view, ready_by_model
@@ -350,6 +353,7 @@ class Models:
             *misspelled_fields(definition.whole),
             *await self._notes_on_stand_in(definition),
             *await self.notes_on_backend(definition),
+            *await self._notes_on_streams(definition),
         )
 
     async def _notes_on_stand_in(self, definition: Definition) -> tuple[str, ...]:
@@ -357,6 +361,22 @@ class Models:
         if not other or await self.definition(other) is not None:
             return ()
         return (f"there is no model {other} yet to answer while it loads: requests wait until then",)
+
+    async def _notes_on_streams(self, definition: Definition) -> tuple[str, ...]:
+        """That broken streams stay broken on machines of the fleet, though the definition asks for more."""
+        if self._backends is None or not definition.resume_streams:
+            return ()
+        async with self._store.read() as tx:
+            outlines = [outline for outline in await nodes.list_outlines(tx) if outline.approved]
+        request, declares = BackendRequest(definition.backend), {}
+        try:
+            async with asyncio.timeout(MAX_NOTES_S):
+                for kind in kinds_of(outlines):
+                    declares[kind] = can_continue(await self._backends.manifest(request, kind))
+        except (CorralError, TimeoutError):
+            return ()
+        resumption = explain_resumption(definition, {each.name: declares[kind_of(each)] for each in outlines})
+        return (f"streams that break off are {resumption.text}",) if resumption.is_limited else ()
 
     async def notes_on_backend(self, definition: Definition) -> tuple[str, ...]:
         """That nobody knows the backend it names; nothing where that cannot be found out soon."""

@@ -80,6 +80,7 @@ def model_view(
         ready=ready,
         schedule=schedule_view(schedule) if schedule is not None else None,
         definition=model.definition if with_definition else {},
+        resume_streams=definition.resume_streams,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from corral.contract.manifest import GRPC
+from corral.contract.manifest import GRPC, can_continue
 from corral.controller.backends.catalogue import Catalogue, MachineKind
 from corral.controller.backends.plan import NoBuild
 from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI
@@ -108,16 +108,16 @@ class Builds(KeyedTasks[Key]):
     async def _look_up_installed(self, key: Key) -> None:
         """Without a gallery its devices are unknown, and it is used all the same."""
         backend, machine, _ = key
-        devices = ""
+        devices, continues = "", False
         try:
             async with self._slots:
                 manifest = await self._catalogue.manifest(BackendRequest(backend), machine)
-            devices = manifest.devices if manifest is not None else ""
+            devices, continues = manifest.devices if manifest is not None else "", can_continue(manifest)
         except CorralError as error:
             log.debug("no gallery knows an installed backend", backend=backend, error=error.message)
         except Exception:
             log.exception("lookup of an installed backend failed", backend=backend)
-        build = Build(BuildState.INSTALLED, devices=devices)
+        build = Build(BuildState.INSTALLED, devices=devices, continues=continues)
         changed = (known := self._known.get(key)) is None or known.build != build
         self._known[key] = _Found(build, self._clock.monotonic() + self._fresh_s)
         if changed and devices:
@@ -132,7 +132,8 @@ class Builds(KeyedTasks[Key]):
         if isinstance(found, NoBuild):
             return Build(BuildState.MISSING, found.reason)
         devices = found.manifest.devices if found.manifest is not None else ""
-        return Build(BuildState.INSTALLABLE, devices=devices, size_bytes=found.size_bytes)
+        continues = can_continue(found.manifest)
+        return Build(BuildState.INSTALLABLE, devices=devices, size_bytes=found.size_bytes, continues=continues)
 
     async def _ask_for_localai(self, backend: str, machine: MachineKind) -> Build:
         """The build that the worker would find: in the galleries that it can read, not in the built-in one."""

@@ -11,16 +11,32 @@ from dataclasses import replace
 
 from msgspec.structs import replace as changed
 
+from corral.contract.models import Definition
 from corral.contract.why import WhyModel, WhyNode
+from corral.controller.models.resumption import Resumption, explain_resumption
 from corral.controller.replicas.loads import LoadService
 from corral.controller.replicas.scheduler_replicas import scheduler_replicas
 from corral.controller.replicas.snapshot import FleetSnapshot, SnapshotReader
 from corral.controller.scheduler.explain import explain_model, explain_node
-from corral.controller.scheduler.world import Policy, World
+from corral.controller.scheduler.world import BuildState, Policy, World
 from corral.kit.clock import Clock
 from corral.kit.errors import NotFound
 
 _POLL_S = 0.1
+_USABLE = (BuildState.INSTALLED, BuildState.INSTALLABLE)
+
+
+def _can_continue(snapshot: FleetSnapshot, definition: Definition) -> dict[str, bool]:
+    """By name of each node that can have the backend. A process that runs knows better than a gallery."""
+    found: dict[str, bool] = {}
+    for node_id, node in snapshot.nodes.items():
+        build = node.builds.get(definition.backend)
+        if build is not None and build.state in _USABLE:
+            found[node.name] = build.continues
+        for process in snapshot.hosts[node_id].processes:
+            if process.model == definition.name:
+                found[node.name] = process.continues is not None
+    return found
 
 
 class PlacementExplainer:
@@ -47,7 +63,17 @@ class PlacementExplainer:
             changed(replica, reason=row.reason) if (row := reasons.get((replica.node, replica.replica))) else replica
             for replica in explained.replicas
         )
-        return changed(explained, replicas=replicas, load=await self._loads.find(name))
+        definition = snapshot.definitions.get(name)
+        resumption = Resumption()
+        if definition is not None:
+            resumption = explain_resumption(definition, _can_continue(snapshot, definition))
+        return changed(
+            explained,
+            replicas=replicas,
+            load=await self._loads.find(name),
+            streams=resumption.text,
+            streams_limited=resumption.is_limited,
+        )
 
     async def node(self, node_id: str) -> WhyNode:
         snapshot, world = await self._read_world()

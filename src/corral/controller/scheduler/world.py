@@ -40,6 +40,7 @@ class Build:
     reason: str = ""
     devices: str = ""  # the manifest's: none, one, many; empty: as placement picks
     size_bytes: int = 0  # what the node fetches for it
+    continues: bool = False  # its manifest declares how it goes on with the beginning of an answer
 
 
 @dataclass(frozen=True)
