@@ -158,7 +158,13 @@ def test_a_stream_outlives_the_process_that_began_it(fleet: Fleet, client: opena
         expected.total_tokens,
     )
     assert text_of(broken) == text_of(whole)
-    newest = fleet.api("GET", "/api/requests?limit=1&model=enduring").json()["requests"][0]
+
+    def receipts() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = fleet.api("GET", "/api/requests?model=enduring").json()["requests"]
+        return found
+
+    wait_for(lambda: len(receipts()) == 2, "both receipts")
+    newest = receipts()[0]
     assert (newest["resumed"], newest["ending"], newest["completion_tokens"]) == (1, "", tokens)
     assert newest["process_id"] != victim.process_id
 

@@ -50,6 +50,11 @@ def stream(client: openai.OpenAI, model: str, asked: Any = SLOW) -> str:
     return "".join(piece.choices[0].delta.content or "" for piece in pieces)
 
 
+def kill(fleet: Fleet, process_id: str) -> None:
+    found = [each for data in fleet.root.glob("**/processes") for each in identities(data)]
+    os.kill(next(each.pid for each in found if each.process_id == process_id), signal.SIGKILL)
+
+
 def answers(client: openai.OpenAI, model: str) -> bool:
     """A refusal is a reason to look again: who has just come back may not have told where it is."""
     try:
@@ -109,8 +114,7 @@ def test_a_request_waits_for_the_reload_of_a_lone_replica_that_dies(fleet: Fleet
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(client.chat.completions.create, model="lone", messages=asked)
         wait_for(lambda: replicas(fleet, "lone")[0]["in_flight"] >= 1, "the request under way")
-        found = [each for data in fleet.root.glob("**/processes") for each in identities(data)]
-        os.kill(next(each.pid for each in found if each.process_id == before["process_id"]), signal.SIGKILL)
+        kill(fleet, before["process_id"])
         assert "hello" in str(running.result().choices[0].message.content)
     [after] = wait_for(lambda: replicas(fleet, "lone"), "its replica")
     assert after["process_id"] != before["process_id"]
@@ -129,9 +133,7 @@ def test_a_stream_outlives_its_replica_where_the_model_asks_for_that(fleet: Flee
         return [row for row in replicas(fleet, "enduring") if row["in_flight"]]
 
     [row] = wait_for(serving, "the replica that streams")
-    root = fleet.data / "worker" if row["node_name"] == fleet.own_node() else fleet.root / "worker-byre"
-    (victim,) = [each for each in identities(root / "processes") if each.process_id == row["process_id"]]
-    os.kill(victim.pid, signal.SIGKILL)
+    kill(fleet, row["process_id"])
     chunks += pieces
     text = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
     assert text.endswith("a b c d e f g h i j k l")
@@ -139,10 +141,10 @@ def test_a_stream_outlives_its_replica_where_the_model_asks_for_that(fleet: Flee
     assert len({(each.id, each.created, each.model) for each in chunks}) == 1
     [usage] = [each.usage for each in chunks if each.usage]
     assert usage.completion_tokens == 13
+    wait_for(lambda: "resumed once, 2 attempts" in fleet.cli("requests", "--model", "enduring").stdout, "its receipt")
     [receipt] = json.loads(fleet.cli("requests", "--model", "enduring", "--json").stdout)
     assert (receipt["status"], receipt["resumed"], receipt["ending"]) == (200, 1, "")
-    assert receipt["process_id"] != victim.process_id
-    assert "resumed once, 2 attempts" in fleet.cli("requests", "--model", "enduring").stdout
+    assert receipt["process_id"] != row["process_id"]
     assert "continued on another replica" in fleet.cli("why", "model", "enduring").stdout
 
 

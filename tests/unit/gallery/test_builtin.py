@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from corral.contract.manifest import Needs, Placeholders, check_manifest, fill_command
+from corral.contract.manifest import Continues, Needs, Placeholders, check_manifest, fill_command
 from corral.gallery.backends.builtin import backends_folder, read_built_in
 from corral.gallery.backends.catalogue import BackendCatalogue
 from corral.gallery.backends.entries import BackendEntry
@@ -106,6 +106,19 @@ def test_the_llama_cpp_wheel_declares_the_library_it_does_not_bring(catalogue: B
     manifest = entry(catalogue, "llama-cpp-pypi").manifest
     assert manifest is not None
     assert manifest.needs == Needs(("libgomp.so.1",), ("libgomp1",))
+
+
+def test_who_continues_a_text_that_another_process_began(catalogue: BackendCatalogue) -> None:
+    declared = {
+        entry.name: entry.manifest.continues
+        for entry in catalogue.entries
+        if entry.manifest is not None and entry.manifest.continues is not None
+    }
+    assert declared == {
+        "llama-cpp-pypi": Continues("prefill", "prompt"),
+        "vllm-cuda-pypi": Continues("continue_final_message", "prompt"),
+        "mock": Continues("prefill", "prompt"),
+    }
 
 
 def test_the_mock_speaks_both_protocols(catalogue: BackendCatalogue) -> None:

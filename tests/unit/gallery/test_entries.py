@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from corral.contract.manifest import LOCALAI, Manifest, Needs, Ready
+from corral.contract.manifest import LOCALAI, Continues, Manifest, Needs, Ready
 from corral.contract.sources import TextFile
 from corral.gallery.backends.entries import BackendIndex, read_index
 from corral.gallery.galleries import BUILT_IN, DEFAULT_GALLERIES, Gallery, parse_galleries, write_galleries
@@ -81,13 +81,20 @@ def test_the_extension() -> None:
     ready: {path: /ok, timeout_s: 2.5}
     slots: 8
     devices: one
+    continues: {chat: prefill}
     platforms: [linux/amd64]
     files: {serve.py: "print()", sub/x.txt: y}
     from_the_future: {a: b}
 """
     ).entries
     assert entry.manifest == Manifest(
-        "openai", ("python", "serve.py", "--port", "{port}"), {"THREADS": "4"}, Ready("/ok", 2.5), 8, "one"
+        "openai",
+        ("python", "serve.py", "--port", "{port}"),
+        {"THREADS": "4"},
+        Ready("/ok", 2.5),
+        8,
+        "one",
+        continues=Continues(chat="prefill"),
     )
     assert entry.platforms == ("linux/amd64",)
     assert entry.files == (TextFile("serve.py", "print()"), TextFile("sub/x.txt", "y"))
@@ -132,6 +139,7 @@ def test_libraries_of_the_system_that_a_build_needs() -> None:
         ("name: a\n  uri: https://example.com/a.tar\n  corral: {protocol: grpc, slots: 0}", "slots"),
         ("name: a\n  uri: https://example.com/a.tar\n  corral: {protocol: grpc, platforms: [linux]}", "platform"),
         ("name: a\n  uri: https://example.com/a.tar\n  corral: {files: {../x: y}}", "outside"),
+        ("name: a\n  uri: https://example.com/a.tar\n  corral: {protocol: grpc, continues: {chat: prefill}}", "openai"),
         ("name: a\n  uri: https://example.com/a.tar\n  corral: {needs: {libraries: libx.so.1}}", "libraries"),
         ("name: a\n  uri: https://example.com/a.tar\n  corral: {needs: {libraries: [/lib/x.so.1]}}", "of a library"),
         ("name: a\n  uri: https://example.com/a.tar\n  corral: {needs: {libraries: [x1]}}", "of a library"),

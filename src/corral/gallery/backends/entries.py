@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from corral.contract.codec import Message
-from corral.contract.manifest import LOCALAI, Manifest, Needs, check_manifest
+from corral.contract.manifest import LOCALAI, Continues, Manifest, Needs, check_manifest
 from corral.contract.sources import DIRECTORY, FILE, OCI, OCIFILE, Source, TextFile, is_safe_path, parse_uri
 from corral.gallery.galleries import BUILT_IN, Gallery
 from corral.gallery.index import Index, is_web_link, make_index
@@ -41,6 +41,7 @@ class _RawExtension(Message, frozen=True):
     slots: int = 1
     devices: str = ""
     needs: Needs | None = None
+    continues: Continues | None = None
     platforms: _Strings = ()
     files: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -172,9 +173,8 @@ def _is_image(uri: str) -> bool:
 def _manifest(extension: _RawExtension) -> Manifest | None:
     """None: a build that is started like LocalAI's (`run.sh`) and declares nothing."""
     if extension.protocol:
-        wanted: dict[str, Any] = {
-            key: getattr(extension, key) for key in ("protocol", "command", "env", "slots", "devices", "needs", "ready")
-        }
+        fields = ("protocol", "command", "env", "slots", "devices", "needs", "ready", "continues")
+        wanted: dict[str, Any] = {key: getattr(extension, key) for key in fields}
         try:
             manifest = msgspec.convert(wanted, type=Manifest, strict=False)
         except msgspec.ValidationError as error:
