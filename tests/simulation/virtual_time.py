@@ -6,6 +6,7 @@ No sockets, no threads, no signals: whatever would wait for the outside world fa
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -38,10 +39,26 @@ class _JumpingSelector:
         return []
 
 
+class _NumberedTask(asyncio.Task[Any]):
+    """Its hash is its number. Sets of tasks, of asyncio's own too, are cancelled and looked through in the order of
+    their hashes, which would be addresses in memory: another order in each process."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int, *words: Any, **more: Any) -> None:
+        self._number = number
+        super().__init__(*words, **more)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._virtual = 0.0
+        numbers = itertools.count()
+        self.set_task_factory(lambda loop, work, **more: _NumberedTask(next(numbers), work, loop=loop, **more))
         self._clock_resolution = 1e-6
         self._selector = _JumpingSelector(self._advance)
 
