@@ -227,7 +227,7 @@ def a_receipt(**known: Any) -> StoredReceipt:
         dict.fromkeys(("served_by", "node_id", "process_id", "revision", "digest", "ending", "error", "error_text"), "")
         | defaults
     )
-    numbers = ("replica", "queue_us", "load_us", "first_byte_us", "prompt_tokens", "completion_tokens")
+    numbers = ("replica", "queue_us", "load_us", "first_byte_us", "prompt_tokens", "completion_tokens", "resumed")
     return StoredReceipt(**(dict.fromkeys(numbers, 0) | defaults | known))
 
 
