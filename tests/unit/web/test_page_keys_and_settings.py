@@ -47,7 +47,7 @@ def test_a_key_in_one_line() -> None:
         "id-app",
         NOW,
     )[::-1]
-    assert (full.name, full.models, full.limits) == ("app", "a and b", "60 requests/min, 2 at once")
+    assert (full.name, full.models, full.named, full.limits) == ("app", "", ("a", "b"), "60 requests/min, 2 at once")
     assert (full.expires, full.used, full.own) == ("in 5 h", "never", True)
     assert (full.requests, full.failed, full.tokens) == ("1,200", "3 failed", "50 → 7,000")
     assert (ended.state, ended.requests, ended.limits, ended.models) == ("revoked", "", "none", "every model")
@@ -191,9 +191,9 @@ def test_the_catalogue_says_where_each_backend_fits() -> None:
     ]
     fits = {"cpu": ["d", "a", "c", "b"]}
     lines = catalogue_lines(entries, fits, {"cpu": 2}, ListFilter())
-    assert [(line.name, line.fits, line.installed) for line in lines] == [
-        ("cpu", "a, b, c and 1 more", "2 nodes"),
-        ("cuda", "no node", ""),
+    assert [(line.name, line.fits_on, line.fits_more, line.installed) for line in lines] == [
+        ("cpu", ("a", "b", "c"), 1, "2 nodes"),
+        ("cuda", (), 0, ""),
     ]
     assert (lines[0].alias, lines[1].about) == ("engine", "For NVIDIA.")
     assert [line.name for line in catalogue_lines(entries, fits, {}, ListFilter(find="GPU"))] == ["cuda"]
@@ -242,3 +242,11 @@ async def test_requests_under_way_are_rows_and_everybody_sees_what_is_theirs(bro
         assert "answering" in text
         assert "<i>x</i>" not in text
     assert "running u2" not in await reported("/fleet/requests?model=tiny")
+
+
+async def test_models_of_a_key_are_links(browser: Browser, page: PageApp) -> None:
+    await page.key("inference", models=("org/a", "b", "c", "d", "e", "f"))
+    await browser.signed_in()
+    text = (await browser.get("/fleet/keys")).text
+    assert '<a href="/models/org/a">org/a</a>, ' in text
+    assert " more</td>" in text

@@ -61,3 +61,12 @@ async def test_an_address_that_cannot_be_read_is_the_callers_error(
     await browser.signed_in("viewer")
     answer = await browser.get(path)
     assert (answer.status_code, words in answer.text, "x" * 100 in answer.text) == (status, True, False)
+
+
+@pytest.mark.parametrize("name", ["models", "requests", "operations", "logs", "keys", "settings"])
+async def test_an_address_typed_by_hand_leads_a_browser_to_the_page(browser: Browser, name: str) -> None:
+    page = await browser.get(f"/{name}?find=x", Accept="text/html,application/xhtml+xml,*/*;q=0.8")
+    assert (page.status_code, page.headers["location"]) == (303, f"/fleet/{name}?find=x")
+    program = await browser.get(f"/{name}", Accept="application/json")
+    assert program.status_code == 404
+    assert program.json()["error"]["message"] == f"there is no /{name} here; /docs lists what there is"

@@ -103,3 +103,19 @@ async def test_a_node_page_keeps_a_warning_and_its_fix_apart(browser: Browser, p
     await browser.signed_in("viewer")
     text = (await browser.get("/nodes/barn")).text
     assert "backends run as root. On that machine: chmod o+x /root" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "name"), [("/models/org/gone", "model", "org/gone"), ("/nodes/gone", "node", "gone")]
+)
+async def test_what_was_deleted_has_a_page_that_leads_on(
+    browser: Browser, fleet: PageApp, path: str, kind: str, name: str
+) -> None:
+    """Receipts name models and nodes for as long as they are kept."""
+    await browser.signed_in("viewer")
+    answer = await browser.get(path)
+    assert answer.status_code == 404
+    assert f"There is no {kind} {name}" in answer.text
+    assert f'href="/fleet/requests?{kind}=' in answer.text
+    hostile = (await browser.get("/models/%3Cimg%20src=x%3E")).text
+    assert "<img src=x" not in hostile

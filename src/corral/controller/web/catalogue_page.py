@@ -15,7 +15,7 @@ from corral.controller.operations.backend_views import BackendViews
 from corral.controller.web.list_filter import ListFilter, window
 from corral.controller.web.navigation import BACKENDS, CATALOGUE
 from corral.controller.web.page_context import Page, PageContext, Shown
-from corral.controller.web.words import counted, listed
+from corral.controller.web.words import counted
 
 _ENTRIES = 50
 _NODES_NAMED = 3
@@ -30,7 +30,8 @@ class CatalogueLine:
     version: str
     gallery: str
     about: str
-    fits: str
+    fits_on: tuple[str, ...]  # nodes, some of them
+    fits_more: int  # beside those
     fits_title: str
     installed: str
     usable: bool
@@ -84,19 +85,12 @@ def _line(entry: Entry, nodes: Sequence[str], installed: int) -> CatalogueLine:
         version=str(entry.get("version", "")),
         gallery=str(entry.get("gallery", {}).get("name", "")),
         about=" ".join(str(entry.get("description", "")).split())[:_LONGEST],
-        fits=_nodes(nodes),
+        fits_on=tuple(nodes[:_NODES_NAMED]),
+        fits_more=max(0, len(nodes) - _NODES_NAMED),
         fits_title=", ".join(nodes) if len(nodes) > _NODES_NAMED else "",
         installed=counted(installed, "node", "nodes") if installed else "",
         usable=bool(nodes),
     )
-
-
-def _nodes(names: Sequence[str]) -> str:
-    if not names:
-        return "no node"
-    if len(names) <= _NODES_NAMED:
-        return listed(names)
-    return f"{', '.join(names[:_NODES_NAMED])} and {len(names) - _NODES_NAMED} more"
 
 
 def _searched(entry: Entry) -> str:

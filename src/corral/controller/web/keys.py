@@ -8,7 +8,7 @@ from datetime import datetime
 
 from corral.contract.admin import KeyView
 from corral.contract.view import KeyLimits
-from corral.controller.web.words import ago, counted, listed, parse_moment, until
+from corral.controller.web.words import ago, counted, parse_moment, until
 from corral.store.tables.receipts import KeyUsage
 
 _MODELS_SHOWN = 4
@@ -20,7 +20,9 @@ class KeyLine:
     name: str
     role: str
     state: str
-    models: str
+    models: str  # in words, where there is no list of names
+    named: tuple[str, ...]  # the models it may use, some of them
+    more: int  # beside those
     models_title: str
     limits: str
     expires: str
@@ -50,6 +52,8 @@ def _line(view: KeyView, usage: KeyUsage | None, own_id: str, now: datetime) -> 
         role=view.role,
         state=view.state,
         models=_models(models) if view.role in ("inference", "admin") else "",
+        named=(models or ())[:_MODELS_SHOWN] if view.role in ("inference", "admin") else (),
+        more=max(0, len(models or ()) - _MODELS_SHOWN),
         models_title="" if models is None else ", ".join(models),
         limits=_limits(view.limits),
         expires="never" if expires_at is None else until(expires_at, now) if expires_at > now else ago(expires_at, now),
@@ -66,9 +70,7 @@ def _line(view: KeyView, usage: KeyUsage | None, own_id: str, now: datetime) -> 
 def _models(models: tuple[str, ...] | None) -> str:
     if models is None:
         return "every model"
-    if len(models) > _MODELS_SHOWN:
-        return f"{', '.join(models[:_MODELS_SHOWN])} and {len(models) - _MODELS_SHOWN} more"
-    return listed(models) or "no model"
+    return "" if models else "no model"
 
 
 def _limits(limits: KeyLimits | None) -> str:

@@ -20,7 +20,7 @@ from corral.controller.web.model_details import revision_lines, snippets
 from corral.controller.web.models import line_of
 from corral.controller.web.navigation import MODELS
 from corral.controller.web.overview_page import Span, known_range
-from corral.controller.web.page_context import Page, PageContext, Shown
+from corral.controller.web.page_context import Gone, Page, PageContext, Shown
 from corral.controller.web.requests import request_lines
 from corral.kit.humanize import to_yaml
 
@@ -75,7 +75,7 @@ class ModelReader:
 async def model_page(context: PageContext, model_reader: ModelReader, name: Name) -> Page:
     model = name.removeprefix("/")
     part = f"/page/model{model_href(model).removeprefix('/models')}?range={model_reader.span}"
-    return await context.page("model.html", MODELS, part, lambda: model_reader.fill(model))
+    return await context.page("model.html", MODELS, part, lambda: model_reader.fill(model), gone=Gone("model", model))
 
 
 @get("/page/model/{name:path}", guards=[viewers])

@@ -53,6 +53,9 @@ START = {Role.ADMIN: OVERVIEW, Role.VIEWER: OVERVIEW, Role.INFERENCE: PLAYGROUND
 _DETAILS = ("/nodes/", "/models/", "/fleet/requests/", "/fleet/backends/")  # pages about one thing, by its name
 
 
+SHORT = ("/models", "/requests", "/operations", "/logs", "/keys", "/settings")  # typed by hand
+
+
 def places_for(role: Role) -> tuple[Place, ...]:
     return tuple(place for place in PLACES if role in place.roles)
 

@@ -21,7 +21,7 @@ from corral.controller.web.model_files import node_files_table
 from corral.controller.web.navigation import NODES
 from corral.controller.web.node_details import backends_on, device_lines, history_lines, node_facts, replica_lines
 from corral.controller.web.overview_page import Span, known_range
-from corral.controller.web.page_context import Page, PageContext, Shown
+from corral.controller.web.page_context import Gone, Page, PageContext, Shown
 from corral.controller.web.pages import load_pages
 from corral.controller.web.placement_map import box_of
 from corral.controller.web.rows import row_of
@@ -71,7 +71,7 @@ class NodeReader:
 @get("/nodes/{name:str}")
 async def node_page(context: PageContext, node_reader: NodeReader, name: Name) -> Page:
     part = f"/page/node/{node_href(name).removeprefix('/nodes/')}?range={node_reader.span}"
-    return await context.page("node.html", NODES, part, lambda: node_reader.fill(name))
+    return await context.page("node.html", NODES, part, lambda: node_reader.fill(name), gone=Gone("node", name))
 
 
 @get("/page/node/{name:str}", guards=[viewers])

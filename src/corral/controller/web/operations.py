@@ -109,6 +109,7 @@ class OperationLine:
 class Past:
     id: str
     what: str
+    href: str  # of the model or the backend
     state: str
     words: str
     ended_at: str
@@ -265,6 +266,7 @@ def _past(record: OperationRecord, now: datetime) -> Past:
     return Past(
         id=record.job_id,
         what=_what(record.kind, record.id),
+        href=backend_href(record.id) if record.is_backend else model_href(record.id),
         state=record.outcome,
         words=_OUTCOMES.get(record.outcome, record.outcome),
         ended_at=record.finished_at,

@@ -4,6 +4,7 @@ Pages hand in what is their own."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -25,11 +26,20 @@ from corral.controller.web.operations import work_of
 from corral.controller.web.pages import load_pages, see_other, trouble
 from corral.controller.web.shared_parts import SharedParts
 from corral.controller.web.sign_in import AnyRequest, SignIn, drop_session, is_secure, signed_in
+from corral.kit.errors import NotFound
 
 ENDED = "/login?why=ended"
 Page = Response[str] | Response[bytes]
 Shown = dict[str, Any]
 Fill = Callable[[], Awaitable[Shown]]
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A thing that a link names and that does not exist (any more): old requests name it too."""
+
+    kind: str  # node, model
+    name: str
 
 
 class PageContext:
@@ -51,20 +61,35 @@ class PageContext:
         return f"{scheme}://{self._request.headers.get('host', 'localhost')}"
 
     async def page(
-        self, template: str, here: str, part: str, fill: Fill, *, roles: frozenset[Role] = FLEET_ROLES
+        self,
+        template: str,
+        here: str,
+        part: str,
+        fill: Fill,
+        *,
+        roles: frozenset[Role] = FLEET_ROLES,
+        gone: Gone | None = None,
     ) -> Page:
         """`here`: its place in the navigation; `part`: where its script finds what changes; `fill`: what only this one
-        shows; `roles`: who sees it. Others are led to their own start page."""
+        shows; `roles`: who sees it. Others are led to their own start page. `gone`: what the page says where `fill`
+        does not find the thing that it is about."""
         who = await signed_in(self._request, self._access)
         if who is None:
             return send_away(self._request)
         if who.role not in roles:
             return see_other(START[who.role])
-        shown = await fill()
+        status = 200
+        try:
+            shown = await fill()
+        except NotFound as error:
+            if gone is None:
+                raise
+            template, part, status = "gone.html", "", 404
+            shown = {"kind": gone.kind, "name": gone.name, "all": here, "sentence": f"{error.message}."}
         if who.role not in FLEET_ROLES:  # nothing of the fleet, also not around the page
             return load_pages().page(template, here=here, part=part, work=(), work_more=0, **self._own(who), **shown)
         head = self._head(who, shown.pop("cluster", None) or await self._overview.read())
-        return load_pages().page(template, here=here, part=part, **await self._work(), **head, **shown)
+        return load_pages().page(template, status=status, here=here, part=part, **await self._work(), **head, **shown)
 
     async def strip(self) -> Page:
         return load_pages().page("_work.html", **await self._work())

@@ -25,7 +25,7 @@ from corral.controller.web import (
     search_page,
 )
 from corral.controller.web.assets import cache_rule
-from corral.controller.web.navigation import is_place, places_for
+from corral.controller.web.navigation import SHORT, is_place, places_for
 from corral.controller.web.page_context import DEPENDENCIES, ENDED, Page
 from corral.controller.web.pages import SAFE_HEADERS, load_pages, see_other, trouble
 from corral.controller.web.reference import read_reference, roles_needed
@@ -100,6 +100,15 @@ async def reference(request: AnyRequest, access: Access) -> Page:
     sections, shapes = read_reference(request.app.openapi_schema.to_schema(), roles_needed(request.app.routes), base)
     head: dict[str, Any] = {"here": "/docs", "places": places_for(who.role), "who": who, "facts": ()}
     return load_pages().page("docs.html", **head, sections=sections, shapes=shapes, base=base)
+
+
+@get(list(SHORT), include_in_schema=False)
+async def short_address(request: AnyRequest) -> Page:
+    """Of a browser only: to a program these addresses are none, as before."""
+    if "text/html" not in request.headers.get("accept", ""):
+        raise HTTPException(status_code=404)
+    query = request.scope["query_string"].decode("latin-1")
+    return see_other(f"/fleet{request.url.path}{f'?{query}' if query else ''}")
 
 
 @get("/static/{name:str}", cache_control=None)
@@ -196,6 +205,7 @@ _parts = Router(
         *model_pages.PARTS,
         *request_pages.PARTS,
         *key_pages.PARTS,
+        short_address,
         static_file,
     ],
     dependencies=_GIVEN,

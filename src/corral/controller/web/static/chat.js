@@ -64,7 +64,6 @@ function messagesOf(thread) {
 
 function facts(receipt) {
   const words = [];
-  if (receipt.node) words.push(`node ${receipt.node}`);
   if (receipt.served_by) words.push(`${receipt.served_by} answered`);
   if (receipt.queue_ms >= 0.5) words.push(`queued ${duration(receipt.queue_ms)}`);
   if (receipt.load_ms >= 0.5) words.push(`loading ${duration(receipt.load_ms)}`);
@@ -80,6 +79,19 @@ function facts(receipt) {
   if (receipt.resumed) words.push(`resumed ${receipt.resumed === 1 ? "once" : "twice"}`);
   if (receipt.tries > 1) words.push(`${receipt.tries} tries`);
   return words.join(" · ");
+}
+
+/** The node is a link for those who see the pages of the fleet. */
+function receiptLine(receipt) {
+  const line = make("p", { className: "receipt quiet" });
+  if (receipt.node) {
+    const inside = document.body.dataset.role === "inference"
+      ? receipt.node
+      : make("a", { href: `/nodes/${encodeURIComponent(receipt.node)}`, textContent: receipt.node });
+    line.append("node ", inside, " · ");
+  }
+  line.append(facts(receipt));
+  return line;
 }
 
 /** `onResults`: what happens with the results of the calls of this message; without it nobody is asked for them. */
@@ -102,7 +114,7 @@ function drawMessage(message, element, onResults) {
   if (onResults && awaitsResults(message)) inside.push(asked ?? resultForm(message, onResults));
   if (message.failed) inside.push(make("p", { className: "wrong", textContent: message.failed }));
   if (message.note) inside.push(make("p", { className: "quiet wait", textContent: message.note }));
-  if (message.receipt) inside.push(make("p", { className: "receipt quiet", textContent: facts(message.receipt) }));
+  if (message.receipt) inside.push(receiptLine(message.receipt));
   element.replaceChildren(...inside);
   focused?.focus();
 }
