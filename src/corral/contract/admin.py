@@ -351,6 +351,9 @@ class PlanProcess(Message, frozen=True):
     # beside: its successor serves before it goes; in_place: it goes first, there is no room for two; stop: it goes
     how: str = always(str)
     gap_s: float | None = None  # how long no process serves it; None: unknown
+    memory_bytes: int = 0  # reserved for it, and needed by its successor; 0: unknown
+    # in_place: names of other nodes whose replicas answer meanwhile; none: requests for the model wait at the gateway
+    served_by: tuple[str, ...] = ()
 
 
 class PlanNode(Message, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from corral.contract.admin import PlanNode, PlanProcess, PlanView
@@ -13,7 +14,8 @@ from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import Conflict, NotFound, Unavailable
-from corral.store.tables import backend_rules, node_backends, operations
+from corral.store.tables import backend_rules, models, node_backends, operations
+from tests.integration.store.rows import a_model
 from tests.support.backend_fleet import Fleet, operation_request
 from tests.support.scripted_catalogue import build
 from tests.support.scripted_worker import CorralWorker
@@ -154,11 +156,35 @@ async def test_where_memory_does_not_hold_two_the_old_one_ends_first_and_the_gap
     await told(fleet, barn, large)
     fleet.catalogue.publish("vllm", "sha256:2")
     node = (await planned(fleet, "upgrade"))["barn"]
-    assert node.replaces == (PlanProcess("p1", "smollm", "in_place", 8.0),)
-    assert node.processes.endswith("the old one ends first; a gap of about 8 s")
+    assert node.replaces == (PlanProcess("p1", "smollm", "in_place", 8.0, 5 * GIB),)
+    assert node.processes == (
+        "1 process is replaced in place: memory does not hold two (needs 5.0 GiB of RAM, 4.0 GiB free), so the old one "
+        "ends first; a gap of about 8 s; no other node serves smollm: requests wait at the gateway"
+    )
     await fleet.until(await fleet.ask("upgrade", "vllm"), "done")
     fetch, switch = barn.orders("upgrade")
     assert (fetch.get("in_place"), switch.get("in_place")) == (None, True)
+
+
+async def test_where_another_node_serves_the_model_meanwhile_the_plan_names_it(fleet: Fleet) -> None:
+    barn, shed = await fleet.corral("barn", available_ram=4 * GIB), await fleet.corral("shed", available_ram=60 * GIB)
+    await fleet.until(await fleet.install(), "done")
+    revision = await define_model(fleet, "smollm")
+    one = ReplicaProcess("p1", "smollm", 0, "vllm", "ready", "openai", revision, memory_bytes=5 * GIB)
+    await told(fleet, barn, one)
+    await told(fleet, shed, msgspec.structs.replace(one, process_id="p2"))
+    fleet.catalogue.publish("vllm", "sha256:2")
+    nodes = await planned(fleet, "upgrade")
+    assert nodes["barn"].replaces == (PlanProcess("p1", "smollm", "in_place", None, 5 * GIB, ("shed",)),)
+    assert nodes["barn"].processes.endswith("; smollm is served by shed meanwhile")
+    assert nodes["shed"].replaces == (PlanProcess("p2", "smollm", "beside", 0.0, 5 * GIB),)
+    assert "starts beside it (needs 5.0 GiB of RAM, 60.0 GiB free)" in nodes["shed"].processes
+
+
+async def define_model(fleet: Fleet, name: str) -> str:
+    """Its revision."""
+    async with fleet.store.write() as tx:
+        return (await models.put(tx, a_model(name, definition={"name": name, "backend": "vllm"}))).revision
 
 
 async def test_what_is_fetched_already_costs_no_bytes(fleet: Fleet) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from corral.contract.messages.backends import NodeBackend
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.inventory.installed import concrete_name
+from corral.kit.humanize import format_bytes
 
 
 def processes_of(
@@ -26,15 +28,40 @@ def processes_of(
     return [process for process in processes if process.backend in names]
 
 
-def fits_beside(processes: Iterable[ReplicaProcess], *, free_vram: int, free_ram: int) -> bool:
-    """Whether a successor of each process fits beside all of them: a worker starts all before it ends the first."""
+class MemoryNeed(NamedTuple):
+    """What the successors of all processes need, and what is free. Bytes."""
+
+    needs_vram: int
+    free_vram: int
+    needs_ram: int
+    free_ram: int
+
+    @property
+    def fits(self) -> bool:
+        return self.needs_vram <= self.free_vram and self.needs_ram <= self.free_ram
+
+    @property
+    def words(self) -> str:
+        """Of the memory that does not suffice, else of each that is needed; empty: no process has a reservation."""
+        both = (
+            ("GPU memory", self.needs_vram, self.free_vram),
+            ("RAM", self.needs_ram, self.free_ram),
+        )
+        shown = [each for each in both if each[1] > each[2]] or [each for each in both if each[1]]
+        return ", ".join(
+            f"needs {format_bytes(needs)} of {name}, {format_bytes(free)} free" for name, needs, free in shown
+        )
+
+
+def memory_beside(processes: Iterable[ReplicaProcess], *, free_vram: int, free_ram: int) -> MemoryNeed:
+    """For a successor of each process beside all of them: a worker starts all before it ends the first."""
     vram = ram = 0
     for process in processes:
         if process.devices:
             vram += process.memory_bytes
         else:
             ram += process.memory_bytes
-    return vram <= free_vram and ram <= free_ram
+    return MemoryNeed(vram, free_vram, ram, free_ram)
 
 
 def start_took_s(process: ReplicaProcess) -> float | None:

@@ -16,7 +16,7 @@ from corral.contract.messages.backends import BackendResult
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.backends.catalogue import MachineKind
 from corral.controller.backends.plan import BuildOrNot, NoBuild, NodeWorld, NotLookedUp
-from corral.controller.backends.replacement import fits_beside, processes_of
+from corral.controller.backends.replacement import memory_beside, processes_of
 from corral.controller.backends.rollout import Peer
 from corral.controller.backends.rules import Unwanted, Wanted, fold, without_overruled
 from corral.controller.inventory.installed import concrete_name, names_in
@@ -97,7 +97,7 @@ class World:
         """Whether the running processes have to end before their successors can start."""
         outline = self.outlines[node_id]
         running = processes_of(self.processes[node_id], self.nodes[node_id].backends, backend)
-        return not fits_beside(running, free_vram=outline.available_vram, free_ram=outline.available_ram)
+        return not memory_beside(running, free_vram=outline.available_vram, free_ram=outline.available_ram).fits
 
 
 LookupState = Callable[[TargetKey], NotLookedUp]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corral.contract.admin import PlanClass, PlanNode, PlanProcess
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.contract.sources import is_path_on_node
 from corral.controller.backends.plan import NoBuild
-from corral.controller.backends.replacement import fits_beside, processes_of, start_took_s
+from corral.controller.backends.replacement import memory_beside, processes_of, start_took_s
 from corral.controller.backends.rules import Wanted
 from corral.controller.backends.world import hardware_of
 from corral.controller.inventory.installed import Installed
@@ -142,11 +142,11 @@ def _have(
         known["disk_after_bytes"] = max(0, outline.available_disk - _DISK_PER_BYTE * fetch)
     if there is None:
         return PlanNode(**known, action="install")
-    known |= _replacing(candidate, resolved.backend)
+    known |= _replacing(candidate, resolved.backend, resolved.serving)
     return PlanNode(**known, action="reinstall" if force else "upgrade")
 
 
-def _replacing(candidate: Candidate, backend: str) -> dict[str, Any]:
+def _replacing(candidate: Candidate, backend: str, serving: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """A Corral worker starts the new process first; if that does not serve, the old one never stopped."""
     outline = candidate.outline
     if outline.protocol == 0:
@@ -154,15 +154,35 @@ def _replacing(candidate: Candidate, backend: str) -> dict[str, Any]:
     running = _processes(candidate, backend)
     if not running:
         return {"processes": "none runs"} if candidate.known else {}
-    if fits_beside(running, free_vram=outline.available_vram, free_ram=outline.available_ram):
-        replaced = [PlanProcess(each.process_id, each.model, BESIDE, 0.0) for each in running]
-        words = f"{_counted(replaced)} replaced: the new version starts beside it, takes over when it serves; no gap"
+    need = memory_beside(running, free_vram=outline.available_vram, free_ram=outline.available_ram)
+    if need.fits:
+        replaced = [PlanProcess(each.process_id, each.model, BESIDE, 0.0, each.memory_bytes) for each in running]
+        beside = f"starts beside it ({need.words})" if need.words else "starts beside it"
+        words = f"{_counted(replaced)} replaced: the new version {beside}, takes over when it serves; no gap"
         return {"processes": words, "replaces": tuple(replaced)}
-    replaced = [PlanProcess(each.process_id, each.model, IN_PLACE, start_took_s(each)) for each in running]
+    replaced = [_in_place(each, outline.name, serving) for each in running]
     longest = max((each.gap_s for each in replaced if each.gap_s is not None), default=None)
     gap = f"a gap of about {longest:.0f} s" if longest is not None else "a gap as long as its start takes"
-    words = f"{_counted(replaced)} replaced in place: memory does not hold two, so the old one ends first; {gap}"
+    words = (
+        f"{_counted(replaced)} replaced in place: memory does not hold two ({need.words}), so the old one ends first; "
+        f"{gap}; {_meanwhile(replaced)}"
+    )
     return {"processes": words, "replaces": tuple(replaced)}
+
+
+def _in_place(process: ReplicaProcess, node: str, serving: Mapping[str, tuple[str, ...]]) -> PlanProcess:
+    others = tuple(name for name in serving.get(process.model, ()) if name != node)
+    gap_s = start_took_s(process)
+    return PlanProcess(process.process_id, process.model, IN_PLACE, gap_s, process.memory_bytes, others)
+
+
+def _meanwhile(replaced: Sequence[PlanProcess]) -> str:
+    """What happens to requests for each model during the gap."""
+    others = {each.model: each.served_by for each in replaced if each.model}
+    words = [f"{model} is served by {', '.join(names)} meanwhile" for model, names in others.items() if names]
+    if waits := [model for model, names in others.items() if not names]:
+        words.append(f"no other node serves {', '.join(waits)}: requests wait at the gateway")
+    return "; ".join(words)
 
 
 def _processes(candidate: Candidate, backend: str) -> list[ReplicaProcess]:

@@ -28,6 +28,7 @@ from corral.controller.inventory.installed import (
     previous_digests,
 )
 from corral.controller.inventory.nodes import is_current, takes_backends
+from corral.controller.inventory.routing import read_routing
 from corral.controller.models.views import definition_of
 from corral.controller.rollouts.options import DEFAULT_MAX_PARALLEL, parse_max_parallel
 from corral.kit.errors import Conflict, Invalid, NotFound
@@ -175,6 +176,7 @@ class ResolvedRequest:
     builds: Builds = field(default_factory=dict)
     target: str = ""  # id of an earlier target to use; empty = a new one from `builds`
     notes: tuple[str, ...] = ()
+    serving: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by model, names of nodes that answer for it
 
     @property
     def backend(self) -> str:
@@ -212,16 +214,18 @@ class RequestResolver:
         request = replace(request, backend_request=backend_request)
         async with self._store.read() as tx:
             candidates = await read_candidates(tx, request)
+            serving = await _read_serving(tx)
         builds = await self._targets.resolve(backend_request, _kinds(candidates), budget_s=self._budget_s)
         if backend_request.uri:  # no other source can provide a build
             _refuse_hopeless(builds, candidates)
-        return ResolvedRequest(request, Want.PRESENT, candidates, builds)
+        return ResolvedRequest(request, Want.PRESENT, candidates, builds, serving=serving)
 
     async def _upgrade(self, request: OperationRequest) -> ResolvedRequest:
         async with self._store.read() as tx:
             request = await _as_rules_call_it(tx, request)
             candidates = await read_candidates(tx, request)
             rules = await backend_rules.list_live(tx, request.backend_request.backend)
+            serving = await _read_serving(tx)
         concerned = _concerned(candidates, request.backend_request.backend)
         if not any(candidate.find(request.backend_request.backend) for candidate in candidates):
             raise NotFound(_not_installed(request, candidates))
@@ -229,7 +233,7 @@ class RequestResolver:
         self._catalogue.forget_sources()  # the new version may have been published a moment ago
         builds = await self._targets.resolve(request.backend_request, _kinds(concerned), budget_s=self._budget_s)
         _refuse_hopeless(builds, concerned)
-        return ResolvedRequest(request, Want.UPGRADED, concerned, builds)
+        return ResolvedRequest(request, Want.UPGRADED, concerned, builds, serving=serving)
 
     async def _delete(self, request: OperationRequest) -> ResolvedRequest:
         async with self._store.read() as tx:
@@ -260,14 +264,14 @@ class RequestResolver:
             candidates = await read_candidates(tx, request)
             rules = await backend_rules.list_live(tx, request.backend_request.backend)
             earlier = await _earlier_target(tx, rules)
+            serving = await _read_serving(tx)
         concerned = _concerned(candidates, request.backend_request.backend)
         if not any(candidate.find(request.backend_request.backend) for candidate in candidates):
             raise NotFound(_not_installed(request, candidates))
         if earlier is not None:
             rule, builds = earlier
-            return ResolvedRequest(
-                replace(request, backend_request=rule.request), Want.UPGRADED, concerned, builds, rule.target
-            )
+            request = replace(request, backend_request=rule.request)
+            return ResolvedRequest(request, Want.UPGRADED, concerned, builds, rule.target, serving=serving)
         builds = kept_versions(concerned, request.backend_request.backend)
         if not builds:
             name = request.backend_request.backend
@@ -276,7 +280,8 @@ class RequestResolver:
                 f"installed, `corral backends upgrade {name}` installs a newer version"
             )
         backend_request = msgspec.structs.replace(_earlier_request(rules) or request.backend_request, pinned=True)
-        return ResolvedRequest(replace(request, backend_request=backend_request), Want.UPGRADED, concerned, builds)
+        request = replace(request, backend_request=backend_request)
+        return ResolvedRequest(request, Want.UPGRADED, concerned, builds, serving=serving)
 
 
 async def read_candidates(tx: Transaction, request: OperationRequest) -> tuple[Candidate, ...]:
@@ -292,6 +297,17 @@ async def read_candidates(tx: Transaction, request: OperationRequest) -> tuple[C
         )
         for outline in covered
     )
+
+
+async def _read_serving(tx: Transaction) -> dict[str, tuple[str, ...]]:
+    """By model, the names of the nodes whose processes gateways may send requests to."""
+    replicas, _ = await read_routing(tx)
+    names = {outline.id: outline.name for outline in await nodes.list_outlines(tx)}
+    found: dict[str, set[str]] = {}
+    for replica in replicas:
+        if not replica.last_resort:
+            found.setdefault(replica.model, set()).add(names[replica.node_id])
+    return {model: tuple(sorted(on)) for model, on in found.items()}
 
 
 def kept_versions(candidates: Sequence[Candidate], backend: str) -> dict[MachineKind, TargetBuild | NoBuild]:
