@@ -23,8 +23,10 @@ from tests.integration.gateway.conftest import KEYS, USER, VIEWER, bearer
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController, key
 from tests.integration.gateway.scripted_ingress import ScriptedIngress, running_ingress
 from tests.integration.gateway.test_gateway_process import process, until_ready
+from tests.integration.gateway.test_gateway_resumption import CONTINUES, Engine
 from tests.support.processes import alive, free_port
 from tests.support.waiting import until
+from tests.unit.gateway.test_resumption import WORDS, Seen
 
 CHAT = "/v1/chat/completions"
 SMALL = {"id": "small", "revision": "r1"}
@@ -119,6 +121,25 @@ async def until_all_serve(gateway: Several, processes: int) -> None:
 async def gateway(controller: ScriptedController) -> AsyncIterator[Several]:
     async with several(controller, eject="60s") as gateway:
         yield gateway
+
+
+async def test_a_broken_stream_is_continued_as_by_one_process(gateway: Several) -> None:
+    engine = Engine("one")
+    engine.breaks = [b" an"]
+    gateway.ingress.script = engine
+    replicas = [gateway.ingress.replica(name, slots=100, continues=CONTINUES) for name in ("p1", "p2")]
+    gateway.controller.change(models=[{**SMALL, "resume_streams": True}], replicas=replicas)
+    await until_seen(gateway)
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http,
+        http.post(gateway.url + CHAT, headers=bearer(USER), json=BODY | {"stream": True}) as answer,
+    ):
+        seen = Seen(await answer.read())
+    assert (seen.text, seen.done) == ("".join(WORDS), 1)
+    assert {came.process for came in gateway.ingress.came} == {"p1", "p2"}
+    await until_number(gateway, "corral_gateway_streams_resumed_total", 1)
+    await until(lambda: gateway.controller.receipts)
+    assert gateway.controller.receipts[0]["resumed"] == 1
 
 
 async def serving(gateway: Several, connections: int) -> Counter[int]:
