@@ -191,6 +191,9 @@ def test_a_request_in_one_line() -> None:
     assert (line.tokens, line.remark, line.failed) == ("7 → ~20", "the replica closed the connection, 2 tries", True)
     refused = msgspec.structs.replace(view, status=504, ending="", tries=1, error="upstream_failed", error_text="late")
     assert request_lines((refused,), NOW)[0].remark == "late"
+    resumed = msgspec.structs.replace(view, ending="", resumed=2)
+    assert request_lines((resumed,), NOW)[0].remark == "resumed twice, 2 tries"
+    assert ("Resumed", "twice, after a replica broke the stream off", "") in facts_of(resumed)
     assert {("Error", "upstream_failed", ""), ("What failed", "late", "")} <= set(facts_of(refused))
     assert not {"Error", "What failed"} & {what for what, _, _ in facts_of(view)}
     assert (line.speed, line.link) == ("19.9", "/fleet/requests/r-1?at=2026-01-31T11%3A59%3A50Z")
