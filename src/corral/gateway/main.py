@@ -43,6 +43,7 @@ from corral.kit.sockets import report_ready, take_listeners
 from corral.relay import RelayServer
 
 log = get_log(__name__)
+_FIRST_VIEW_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,8 @@ async def open_gateway(
         certificates = wiring.server_certificates(settings)
         context = wiring.tls_context(certificates)
         async with wiring.open_server(settings, handler, trust, metrics, context) as server:
+            if listeners:
+                await _read_first_view(views)
             port = await _listen(server, settings, listeners)  # before the task group, which would wrap its error
             monitor = IngressMonitor(
                 server.pool, state.ejection, replicas.nodes_at, clock, silent_s=settings.ingress_silent_s
@@ -164,6 +167,14 @@ async def open_gateway(
                         task.cancel()
                     await loads.close()
                     await wiring.send_last_receipts(sender)
+
+
+async def _read_first_view(views: ViewCache) -> None:
+    """Who restarts a gateway keeps its listening sockets: clients wait in their queues for this moment, instead of
+    getting 503 from a gateway that knows no key yet. Without a controller it serves as it is."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_FIRST_VIEW_S):
+            await views.run_once()
 
 
 async def _listen(server: RelayServer, settings: GatewaySettings, listeners: Sequence[socket.socket]) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from socket import socket as Socket
 from typing import Any
 
 import aiohttp
@@ -60,7 +61,9 @@ def open_one(socket: Path) -> OpenGateway:
     """Opens gateways with settings of a test's choice."""
 
     @contextlib.asynccontextmanager
-    async def opened(*, router: Router | None = None, **more: Any) -> AsyncIterator[Gateway]:
+    async def opened(
+        *, router: Router | None = None, listeners: Sequence[Socket] = (), **more: Any
+    ) -> AsyncIterator[Gateway]:
         settings = {
             "controller": f"unix:{socket}",
             "gateway_key": GATEWAY_KEY,
@@ -72,7 +75,7 @@ def open_one(socket: Path) -> OpenGateway:
             "drain_timeout_s": 10.0,
             **more,
         }
-        async with open_gateway(settings_with(settings), SystemClock(), router=router) as gateway:
+        async with open_gateway(settings_with(settings), SystemClock(), router=router, listeners=listeners) as gateway:
             yield gateway
 
     return opened

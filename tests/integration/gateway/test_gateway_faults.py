@@ -9,6 +9,7 @@ import logging
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from socket import create_server
 from typing import Any
 
 import aiohttp
@@ -469,3 +470,20 @@ async def test_no_log_line_holds_a_secret_or_a_body(
     assert f'"key": "id-{USER}"' in requests[0]
     for secret in (f'"{USER}', "ck_wrongwrongwrong", GATEWAY_KEY, "the prompt", f"api_key={USER}"):
         assert not [line for line in lines if secret in line]
+
+
+async def test_a_gateway_that_is_started_again_knows_the_keys_at_its_first_request(
+    controller: ScriptedController, open_one: OpenGateway, http: aiohttp.ClientSession
+) -> None:
+    """Who restarts it keeps the listening socket open: clients connect before it is there."""
+    with create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/models"
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {USER}\r\n\r\n".encode())
+        await writer.drain()
+        async with open_one(listeners=(listener,)):
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+            async with http.get(url, headers=bearer(USER)) as answer:
+                assert answer.status == 200
+        writer.close()
+        await writer.wait_closed()
