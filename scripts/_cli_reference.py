@@ -38,10 +38,9 @@ A running `corral up` writes `~/.config/corral/contexts/NAME.json` for its conte
 folder). The file `local.json` of earlier versions is still read. A key is sent only to the fleet it was given for.
 
 Where several fleets run on this machine, destructive commands (`delete`, `drain`, `gc`, `replace`, `unload`, `scale`,
-`edit`, `upgrade`, `rollback`, `pause`, `promote`, `abort`, `revoke`, `cancel`, `withdraw`, `apply`, `nodes label`,
-`nodes budget` and `nodes max-replicas` that change something, `models install --replace`, `ops history --clear`) print
-which fleet they
-would change. They
+`edit`, `upgrade`, `rollback`, `pause`, `promote`, `abort`, `release-trust`, `revoke`, `cancel`, `withdraw`,
+`apply`, `nodes label`, `nodes budget` and `nodes max-replicas` that change something, `models install --replace`,
+`ops history --clear`) print which fleet they would change. They
 continue only if the fleet was named, with `--yes`, or after confirmation.
 
 `--json` prints JSON and nothing else on stdout. Every field is always present; releases may add fields and remove none.

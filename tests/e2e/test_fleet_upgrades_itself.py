@@ -4,14 +4,19 @@ stop at the first one on which a bad version does not become ready."""
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from corral.worker.upgrade.versions import Versions
 from tests.support.fleet import Fleet
-from tests.support.planted_fleet import PlantedFleet, planted_fleet, sha256_of
+from tests.support.planted_fleet import NO_INDEX, PlantedFleet, end_workers, planted_fleet, sha256_of
+from tests.support.planted_versions import plant_version, write_wheel
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -130,6 +135,62 @@ def test_a_fleet_moves_to_a_new_version_and_back_under_load(planted: PlantedFlee
     assert (load.failed, load.answered > 50) == ([], True)
     listed = json.loads(fleet.cli("fleet", "releases", "--json").stdout)
     assert [each["version"] for each in listed["releases"]][:2] == ["9.0.0", "9.1.0"]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[PlantedFleet]:
+    """`corral up` alone, from a folder of versions."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # nats-server is there
+    fleet = Fleet(tmp_path, PATH=path, **NO_INDEX, **ENV)
+    versions = Versions(fleet.data / "corral")
+    first = write_wheel(tmp_path / "first" / "corral-9.0.0-py3-none-any.whl", {}, "9.0.0")
+    versions.make_current(plant_version(versions, first, sha256_of(first)))
+    fleet.program = (versions.command,)
+    try:
+        fleet.start()
+        own = fleet.own_node()
+        fleet.wait_status(own, "healthy")
+        yield PlantedFleet(fleet, first, {own: versions})
+    finally:
+        fleet.close()
+        end_workers(versions)
+
+
+@pytest.mark.long
+def test_a_whole_machine_moves_under_load_and_stays_when_a_role_does_not_start(machine: PlantedFleet) -> None:
+    fleet, wheel = machine.fleet, machine.make_wheel("9.1.0")
+    assert fleet.api("POST", "/api/models", {"definition": {"name": "steady", "backend": "mock"}}).status == 201
+    body = {"model": "steady", "messages": [{"role": "user", "content": "hello"}]}
+    assert wait_for(lambda: fleet.api("POST", "/v1/chat/completions", body).status == 200, "an answer", 60)
+    with Load(fleet, "steady") as load:
+        operation = upgrade(fleet, "--wheel", str(wheel))
+        assert [row["status"] for row in operation["nodes"]] == ["success"], operation
+        wait_for(lambda: controller_versions(fleet) == ["9.1.0"], "the controller follows", 90)
+        wait_for(lambda: "gateway and controller run the version" in output(fleet), "the end", 60)
+    assert (load.failed, load.answered > 50) == ([], True)
+    assert f"/{sha256_of(wheel)[:16]}/" in command_of(fleet.child_pid("gateway"))
+
+    broken = machine.make_wheel("9.2.0", {"corral/controller/main.py": "\nraise RuntimeError('no controller')\n"})
+    operation = upgrade(fleet, "--wheel", str(broken))
+    assert [row["status"] for row in operation["nodes"]] == ["success"], "the worker is fine"
+    wait_for(lambda: "no controller" in output(fleet), "the check", 60)
+    assert controller_versions(fleet) == ["9.1.0"]
+    assert f"/{sha256_of(wheel)[:16]}/" in command_of(fleet.child_pid("gateway"))
+
+
+def controller_versions(fleet: Fleet) -> list[str]:
+    cluster = fleet.api("GET", "/api/cluster")
+    assert cluster.status == 200, cluster.body
+    return [each["version"] for each in cluster.json()["controllers"] if each["live"]]
+
+
+def output(fleet: Fleet) -> str:
+    assert fleet.up is not None
+    return fleet.up.output()
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 @pytest.mark.long

@@ -78,7 +78,7 @@ def planted_fleet(
         for name in names:
             versions = planted.versions[name] = Versions(root / f"corral-{name}")
             versions.make_current(plant_version(versions, planted.first, sha256_of(planted.first)))
-            stack.callback(_end_workers, versions)
+            stack.callback(end_workers, versions)
             words = [versions.command, "join", fleet.url, "--name", name, "--data", str(planted.data(name))]
             words += ["--port", "0", *(options or {}).get(name, ()), "--token", token]
             fleet.workers[name] = Process(tuple(words), fleet.env, root / f"worker-{name}.log")
@@ -87,7 +87,7 @@ def planted_fleet(
         yield planted
 
 
-def _end_workers(versions: Versions) -> None:
+def end_workers(versions: Versions) -> None:
     """Workers that took over are not children of the test."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -6,6 +6,8 @@ So `corral nodes list` never loads a web framework.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -73,6 +75,39 @@ def upgrade_worker(settings: Any, wheel: Path, packages: Path | None) -> int:
     back = "the old version serves again" if ended.state is TrialState.RETURNED else "the old version is not ready yet"
     print_error(f"{ended.reason}; {back}. The worker's own log says why.")
     return FAILED
+
+
+@dataclass(frozen=True)
+class VersionFolder:
+    """The folder of versions of Corral that this program runs from."""
+
+    program: Path
+    find_current: Callable[[], Path]
+    is_upgrading: Callable[[], bool]  # a version is being built or tried
+
+
+def find_version_folder() -> VersionFolder | None:
+    """None where Corral was installed in another way."""
+    from corral.worker.upgrade.upgrade import is_upgrading
+    from corral.worker.upgrade.versions import find_versions
+
+    program = Path(sys.prefix).resolve()
+    versions = find_versions(program)
+    if versions is None:
+        return None
+    return VersionFolder(program, lambda: versions.current, lambda: is_upgrading(versions))
+
+
+def install_version(root: Path, wheel: Path, packages: Path | None) -> tuple[Path, str]:
+    """Build the version of a wheel in a folder of versions, and make it current. Returns its command, and the version.
+    Blocking. Raises Invalid and Failed."""
+    from corral.worker.upgrade.build import build, read_wheel
+    from corral.worker.upgrade.versions import VERSIONS, Versions
+
+    found, versions = read_wheel(wheel), Versions(root)
+    (root / VERSIONS).mkdir(parents=True, exist_ok=True)
+    versions.make_current(build(versions, found, packages=packages, env=os.environ))
+    return Path(versions.command), found.version
 
 
 def describe_wheel(path: Path) -> tuple[str, str, int]:

@@ -24,7 +24,7 @@ Out = Annotated[str, declare.Option("--out", metavar="FILE", help="where to writ
 
 @fleet_command
 async def list_releases(client: Client, as_json: Json = False) -> None:
-    """List releases, newest first, and the key that signs them.
+    """List releases and the key that signs them.
 
     \b
     Examples:
@@ -52,7 +52,7 @@ async def add_release(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Upload a wheel and sign it, without upgrading anything yet.
+    """Upload and sign a wheel, to be ordered later.
 
     \b
     Examples:
@@ -68,10 +68,11 @@ async def add_release(
 
 
 def make_key(out: Out = "release.key", as_json: Json = False) -> None:
-    """Make a release key on this machine, for example one without a network. Prints its public half.
+    """Make a release key on this machine.
 
-    Let the fleet use it with `corral fleet release-trust`. From then on controllers cannot sign releases: whoever
-    controls them cannot put other code on the workers in the name of Corral.
+    It prints the public half. The machine may be one without a network. Let the fleet use it with `corral fleet
+    release-trust`. From then on controllers cannot sign releases: whoever controls them cannot put other code on the
+    workers in the name of Corral.
 
     \b
     Examples:
@@ -104,7 +105,9 @@ def sign_release(
     ] = 0,
     out: Out = "",
 ) -> None:
-    """Sign a wheel on the machine that has the release key. It needs no fleet and no network.
+    """Sign a wheel where the release key is.
+
+    It needs no fleet and no network.
 
     `corral fleet releases` shows the lowest counter that is free. Workers refuse a lower one: a release that was
     replaced cannot be ordered again by somebody who has recorded it.
@@ -132,7 +135,9 @@ def sign_key(
     key_file: KeyFile = "release.key",
     out: Out = "release-key.proof",
 ) -> None:
-    """Sign a new release key with the present one, where that is kept on another machine.
+    """Sign a new release key with the present one.
+
+    It is for a key that the controllers do not have.
 
     \b
     Examples:
@@ -158,9 +163,10 @@ async def trust_key(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Let another key sign releases. The controllers forget the private key that they had.
+    """Let another key sign releases.
 
-    Workers follow at their next registration or renewal of credentials, because the present key signs the new one.
+    The controllers forget the private key that they had. Workers follow at their next registration or renewal of
+    credentials, because the present key signs the new one.
 
     \b
     Examples:

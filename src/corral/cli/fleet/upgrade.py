@@ -46,14 +46,16 @@ async def upgrade_fleet(
     detach: Detach = False,
     as_json: Json = False,
 ) -> int:
-    """Upgrade Corral on the workers of the fleet. Without --wheel and --to, to the version of the controllers.
+    """Upgrade Corral on the workers of the fleet.
 
-    One node of each hardware class begins; when it is ready, the others follow, as many at once as --max-parallel
-    allows. Each worker builds the version beside the one that runs, lets it check itself, and hands over its port and
-    its backends: no request fails. If the new version is not ready within a minute, the old one serves again, and no
-    other node begins. Older versions are signed again with a higher counter, so that is also the way back.
+    Without --wheel and --to, to the version of the controllers. One node of each hardware class begins; when it is
+    ready, the others follow, as many at once as --max-parallel allows. Each worker builds the version beside the one
+    that runs, lets it check itself, and hands over its port and its backends: no request fails. If the new version is
+    not ready within a minute, the old one serves again, and no other node begins. Older versions are signed again
+    with a higher counter, so that is also the way back.
 
-    Controllers and gateways are upgraded on their machines: the plan names the commands.
+    Gateway and controller of a `corral up` from `corral fleet install` follow when the operation has ended. Others are
+    upgraded on their machines: the plan names the commands.
 
     \b
     Examples:

@@ -11,6 +11,7 @@ from corral.cli.common.fleet_command import fleet_command
 from corral.cli.common.options import Json
 from corral.cli.common.output import DONE, print_json, print_note, print_table
 from corral.cli.fleet import releases
+from corral.cli.fleet.install import install_corral
 from corral.cli.fleet.upgrade import upgrade_fleet
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ app = declare.App(
     is_group=True,
 )
 app.command("upgrade")(upgrade_fleet)
+app.command("install")(install_corral)
 for _name, _command in releases.COMMANDS.items():
     app.command(_name)(_command)
 COLUMNS = ("ROLE", "NAME", "VERSION", "STATUS")
@@ -38,7 +40,7 @@ _NOT_REPORTED = "unknown"  # of a LocalAI worker
 @app.command("versions")
 @fleet_command
 async def show_versions(client: Client, as_json: Json = False) -> int:
-    """Show which version of Corral each controller and each node runs.
+    """Show which version of Corral each machine runs.
 
     \b
     Examples:

@@ -18,7 +18,6 @@ from corral.cli.up.machine import loopback_of, url_host
 from corral.kit.settings import describe, env_of
 
 STOP_ORDER = ("worker", "gateway", "controller", "bus")
-ROLE = (sys.executable, "-P", "-m", "corral.cli.main")  # -P: import nothing from the current folder
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,11 @@ def role_child(
     stop_timeout_s: float,
     listeners: tuple[socket.socket, ...] = (),
 ) -> ChildSpec:
-    return ChildSpec(name, (*ROLE, name), role_env(kind, settings, environ), stop_timeout_s, listeners)
+    return ChildSpec(name, role_command(name), role_env(kind, settings, environ), stop_timeout_s, listeners)
+
+
+def role_command(name: str, python: str = sys.executable) -> tuple[str, ...]:
+    return python, "-P", "-m", "corral.cli.main", name  # -P: import nothing from the current folder
 
 
 def role_env(kind: type[Any], settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:

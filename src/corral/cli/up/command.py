@@ -14,7 +14,7 @@ from pathlib import Path
 from corral.cli.common import declare
 from corral.cli.common.data_folder import DataFolder, lock_file, refuse_unfinished_restore, run_folder
 from corral.cli.common.output import DONE
-from corral.cli.common.roles import BusServerSettings, prepare_bus, settings_of
+from corral.cli.common.roles import BusServerSettings, find_version_folder, prepare_bus, settings_of
 from corral.cli.common.settings_command import settings_command
 from corral.cli.up import machine, prepare
 from corral.cli.up.certificate_renewal import CertificateRenewal
@@ -29,6 +29,7 @@ from corral.cli.up.children import (
 )
 from corral.cli.up.logs import RotatingFile, TerminalWriter
 from corral.cli.up.ports import choose_ports, read_ports, save_ports
+from corral.cli.up.role_versions import RoleVersions, check_roles, describe_open
 from corral.cli.up.settings import UpSettings
 from corral.cli.up.startup import FleetStartup
 from corral.cli.up.supervisor import Supervisor, Timing
@@ -201,10 +202,13 @@ async def serve(settings: UpSettings, site: Site, specs: dict[str, ChildSpec]) -
         with _signals(on_signal):
             async with supervisor:
                 renewal = CertificateRenewal(site.folder, certificate_names(site), supervisor, SystemClock(), report)
+                startup = FleetStartup(settings, site, specs, supervisor, report)
+                follow = follow_versions(supervisor, startup, report)
                 await _run_until_stopped(
                     stopping,
-                    FleetStartup(settings, site, specs, supervisor, report),
-                    renewal.run(settings.certificate_check_s) if site.tls else None,
+                    startup,
+                    *([renewal.run(settings.certificate_check_s)] if site.tls else []),
+                    *([follow.run()] if follow is not None else []),
                 )
         return DONE
     finally:
@@ -216,13 +220,29 @@ async def serve(settings: UpSettings, site: Site, specs: dict[str, ChildSpec]) -
         log.close()
 
 
+def follow_versions(
+    supervisor: Supervisor, startup: FleetStartup, report: Callable[[str], None]
+) -> RoleVersions | None:
+    """None where this program cannot be replaced: it was not installed in a folder of versions."""
+    folder = find_version_folder()
+    if folder is None:
+        return None
+
+    async def why_wait() -> str:
+        if await asyncio.to_thread(folder.is_upgrading):
+            return "the worker of this machine tries it"
+        return describe_open(await startup.list_open_operations())
+
+    return RoleVersions(supervisor, folder.program, folder.find_current, why_wait, check_roles, SystemClock(), report)
+
+
 async def _run_until_stopped(
-    stopping: asyncio.Event, startup: FleetStartup, renewal: Coroutine[None, None, None] | None
+    stopping: asyncio.Event, startup: FleetStartup, *more: Coroutine[None, None, None]
 ) -> None:
     """Run the startup and wait for the stop signal. A failed startup ends the wait."""
     start = asyncio.create_task(startup.run(), name="start")
     stop = asyncio.create_task(stopping.wait(), name="stop")
-    tasks = [start, stop] + ([asyncio.create_task(renewal, name="certificates")] if renewal else [])
+    tasks = [start, stop, *(asyncio.create_task(each) for each in more)]
     try:
         await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
         if start.done():

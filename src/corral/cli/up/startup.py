@@ -62,6 +62,11 @@ class FleetStartup:
             else:
                 await self._print_ready_message(client, is_ready=True)
 
+    async def list_open_operations(self) -> list[tuple[str, str]]:
+        """Kind and id of each."""
+        async with Client(self._endpoint, timeout_s=10.0) as client:
+            return [(each.kind, each.job_id) for each in await client.operations.list(rows=False)]
+
     async def _start_with_worker(self, client: Client) -> None:
         """Create a join token for the worker of this machine, start the worker, and revoke the token afterwards. A slow
         worker does not delay the message with the address, but "ready" is printed only when the worker is ready."""

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corral.cli.up import guard
@@ -74,6 +74,15 @@ class Child:
     @property
     def pid(self) -> int | None:
         return None if self._run is None else self._run.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """The process of the current run has reported that it is ready."""
+        return self._run is not None and self._run.is_ready
+
+    def use(self, command: tuple[str, ...]) -> None:
+        """Start this command from the next run on."""
+        self._spec = replace(self._spec, command=command)
 
     async def run(self) -> None:
         """Run until `stop`. When this returns, the processes have ended."""

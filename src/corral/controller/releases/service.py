@@ -114,7 +114,7 @@ class Releases:
         """The plan, and unless it is a dry run the operation that carries it out."""
         parallel = parse_max_parallel(request.max_parallel) if request.max_parallel else DEFAULT_MAX_PARALLEL
         scope = await self._find_scope(request.node, request.selector)
-        own = await self._own_wheel()
+        own = await self._read_own(request)
         async with self._store.write() as tx:
             await revisions.hold(tx, COUNTER)
             release = await self._choose(tx, request, own, by)
@@ -138,16 +138,27 @@ class Releases:
             operation=operation.id,
         )
 
-    async def _choose(self, tx: Transaction, request: UpgradeFleet, own: OwnWheel, by: str) -> Release:
-        """The release that is ordered: the newest one, or an older wheel that is signed again with a higher counter,
-        because workers refuse the lower one."""
-        found = await releases.list_(tx)
-        wanted = _find(found, request)
-        if wanted is None and (request.counter or request.sha256 or request.version not in ("", own.version)):
+    async def _read_own(self, request: UpgradeFleet) -> OwnWheel | None:
+        """The wheel of the version that the controllers run, if that is requested: by its name, or without any. Raises
+        NotFound for a release that is unknown."""
+        async with self._store.read() as tx:
+            found = await releases.list_(tx)
+        if _find(found, request) is not None:
+            return None
+        own = await self._own_wheel() if not (request.counter or request.sha256) else None
+        if own is None or request.version not in ("", own.version):
             known = ", ".join(dict.fromkeys(each.version for each in found)) or "none"
             raise NotFound(f"the controllers hold no such release; they have: {known}. Give its wheel with --wheel")
-        if wanted is None:
+        return own
+
+    async def _choose(self, tx: Transaction, request: UpgradeFleet, own: OwnWheel | None, by: str) -> Release:
+        """The release that is ordered: the newest one, or an older wheel that is signed again with a higher counter,
+        because workers refuse the lower one."""
+        if own is not None:
             return await self._release(tx, _Wheel(own.sha256, own.version, own.data), "", by)
+        found = await releases.list_(tx)
+        wanted = _find(found, request)
+        assert wanted is not None  # releases are never removed
         if wanted.counter == found[0].counter:
             return wanted
         content = await release_wheels.find(tx, wanted.sha256)
@@ -274,16 +285,30 @@ def _planned(
 
 
 def _services(release: Release, live: Sequence[controllers.Controller]) -> list[FleetUpgradeService]:
-    return [
+    """Controllers of other versions, one after the other, and before them the gateways that run apart."""
+    others = sorted((each for each in live if each.version != release.version), key=lambda each: each.host)
+    if not others:
+        return []
+    install = f"uv tool install --force corral-{release.version}-py3-none-any.whl"
+    found = [
+        FleetUpgradeService(
+            role="gateway",
+            name="each that runs apart",
+            version="",
+            command=f"{install}, then restart `corral gateway`",
+            reason="gateways take no orders; one after the other, so that clients reach the others meanwhile",
+        )
+    ]
+    return found + [
         FleetUpgradeService(
             role="controller",
             name=each.host,
             version=each.version,
-            command=f"corral worker upgrade --help; corral up  # on {each.host}",
-            reason="",
+            command=f"{install}, then restart `corral up` or `corral controller`",
+            reason="after the gateways. Not where `corral up` was installed with `corral fleet install`: there gateway "
+            "and controller follow when this operation has ended",
         )
-        for each in live
-        if each.version != release.version
+        for each in others
     ]
 
 
