@@ -53,6 +53,7 @@ SERVICES = (
     "fits",
     "planner",
     "uploads",
+    "upload_operations",
     "bundles",
     "packages",
     "stages",

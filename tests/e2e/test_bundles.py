@@ -124,6 +124,8 @@ def test_a_fleet_without_origins_answers_from_a_bundle(tmp_path: Path, registry:
         ran = fleet.cli("bundle", "load", str(file), "--json", timeout_s=120)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert json.loads(ran.stdout)["digest"] == digest
+        [upload] = json.loads(fleet.cli("ops", "list", "--all", "--json").stdout)
+        assert (upload["kind"], upload["backend"], upload["outcome"]) == ("upload", file.name, "completed")
         installed = fleet.cli("backends", "install", "farm-mock", timeout_s=120)
         assert installed.returncode == 0, installed.stdout + installed.stderr
         for model, files in (("own", 1), ("parts", 2)):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.fleet import Fleet
+from tests.support.gguf_files import LLAMA, TOKENS, gguf
+from tests.support.processes import CORRAL, Process
 from tests.support.waiting import wait_for
 
 INDEX = """
@@ -19,8 +23,9 @@ INDEX = """
 """
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    tmp_path = tmp_path_factory.mktemp("fleet")
     galleries = tmp_path / "data" / "controller" / "galleries"
     galleries.mkdir(parents=True)
     models = tmp_path / "data" / "controller" / "models"
@@ -54,7 +59,8 @@ def test_models_of_a_folder_a_gallery_and_a_file(fleet: Fleet) -> None:
     assert made.returncode == 0, made.stderr
     told = made.stdout.splitlines()
     assert (told[0], told[-1]) == ("own installed", "own: fetched to controller")
-    (fetch,) = json.loads(fleet.cli("ops", "list", "--all", "--json").stdout)
+    listed = json.loads(fleet.cli("ops", "list", "--all", "--json").stdout)
+    (fetch,) = [each for each in listed if each["kind"] != "upload"]
     assert (fetch["kind"], fetch["backend"], fetch["outcome"]) == ("fetch", "own", "completed")
     assert fetch["counts"] == {"success": 1}
     again = fleet.cli("models", "install", "house@ours", "--as", "own")
@@ -62,8 +68,8 @@ def test_models_of_a_folder_a_gallery_and_a_file(fleet: Fleet) -> None:
     shown = json.loads(fleet.cli("models", "show", "own", "--json").stdout)
     assert (shown["backend"], shown["context_size"], shown["source"]) == ("mock", 512, "house@ours")
     assert (shown["files"], shown["size_bytes"]) == (1, 1_000_000)
-    (listed,) = fleet.cli("models", "list").stdout.splitlines()[1:]
-    assert "976.6 KiB" in listed
+    (line,) = fleet.cli("models", "list").stdout.splitlines()[1:]
+    assert "976.6 KiB" in line
     wait_for(lambda: clients_see(fleet) == ["own"], "a model out of a gallery")
 
     early = fleet.api("GET", "/api/nodes/scheduling/early").json()
@@ -76,3 +82,44 @@ def test_models_of_a_folder_a_gallery_and_a_file(fleet: Fleet) -> None:
 
     near = fleet.api("POST", "/v1/chat/completions", body={"model": "oun", "messages": []})
     assert (near.status, "own" in near.json()["error"]["message"]) == (404, True)
+
+
+def begin_upload(fleet: Fleet, file: Path, log: str) -> tuple[Process, str]:
+    """A sender that has sent something and is stopped in the middle, and its operation."""
+    sender = Process((*CORRAL, "models", "install", str(file), "--as", "sent"), fleet.env, fleet.root / log)
+
+    def running() -> str:
+        opened = fleet.api("GET", "/api/operations").json()["operations"]
+        return next((each["jobID"] for each in opened if each["kind"] == "upload" and each["currentBytes"]), "")
+
+    operation = wait_for(running, "an upload on its way")
+    sender.signal(signal.SIGSTOP)
+    return sender, operation
+
+
+def test_an_upload_is_cancelled_and_continued_and_outlives_a_killed_controller(fleet: Fleet) -> None:
+    file = fleet.root / "Big.Q4_0.gguf"
+    file.write_bytes(gguf(LLAMA | TOKENS))
+    os.truncate(file, 384 << 20)
+    sender, operation = begin_upload(fleet, file, "first.log")
+    shown = fleet.cli("ops", "show", operation[:8]).stdout
+    assert "upload Big.Q4_0.gguf" in shown
+    assert "/ 384.0 MiB" in shown
+    cancelled = fleet.cli("ops", "cancel", operation[:8], "--yes")
+    assert cancelled.returncode == 0, cancelled.stderr
+    sender.signal(signal.SIGCONT)
+    assert sender.wait() == 1
+    assert f"operation {operation[:8]} was cancelled; to go on after all, run the same command again" in sender.output()
+    retried = fleet.refused("ops", "retry", operation[:8])
+    assert "only the sender has the file" in retried
+    assert f"corral models install '{file}' --as sent" in retried.replace(str(file), f"'{file}'").replace("''", "'")
+
+    sender, operation = begin_upload(fleet, file, "second.log")
+    assert "Continuing at" in sender.output()
+    os.kill(fleet.child_pid("controller"), signal.SIGKILL)
+    wait_for(fleet.controller_ready, "another controller process")
+    sender.signal(signal.SIGCONT)
+    assert sender.wait(60) == 0, sender.output()
+    ended = json.loads(fleet.cli("ops", "show", operation[:8], "--json").stdout)
+    assert (ended["kind"], ended["outcome"], ended["counts"]) == ("upload", "completed", {"success": 1})
+    assert fleet.cli("models", "delete", "sent", "--yes").returncode == 0

@@ -59,6 +59,7 @@ _UNUSED = (
     "replica_rows",
     "explaining",
     "uploads",
+    "upload_operations",
 )
 
 

@@ -223,6 +223,7 @@ def _page_app(
             "planner",
             "fits",
             "uploads",
+            "upload_operations",
             "bundles",
         )
     )

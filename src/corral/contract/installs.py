@@ -61,6 +61,26 @@ class InstallPlan(Message, frozen=True):
     fits: bool = always(bool)  # some node has the memory
 
 
+class OpenUpload(Message, frozen=True):
+    """`POST /api/uploads`, `POST /api/bundles/uploads`: begin or continue the operation of an upload. `files` is all
+    that is sent. `command` and `host` are shown to users, as the way to continue."""
+
+    name: str = always(str)  # of the file or the bundle
+    files: tuple[LocalFile, ...] = always(tuple)
+    bundle: str = ""  # digest of the bundle, where the files are those of one
+    command: str = ""
+    host: str = ""  # the machine of the sender
+    continues: str = ""  # the operation that the sender was in, when it asks again
+
+
+class UploadOpened(Message, frozen=True):
+    """The operation; empty where everything was here already. Pieces name it with `?operation=`."""
+
+    operation_id: str = ""
+    received_bytes: int = always(int)
+    total_bytes: int = always(int)
+
+
 class UploadView(Message, frozen=True):
     """`GET`, `PUT`, `DELETE /api/uploads/{sha256}`: how much of a file is here."""
 

@@ -16,6 +16,7 @@ from corral.controller.backends.galleries import open_galleries
 from corral.controller.bundles.library import Bundles
 from corral.controller.files.fetches import Fetches
 from corral.controller.files.kept_models import KeptModelsPublisher
+from corral.controller.files.upload_operations import UploadOperations
 from corral.controller.gateways.demand import Demand
 from corral.controller.gateways.running import RunningRequests
 from corral.controller.install.catalogue_fits import SizeLookups
@@ -78,6 +79,9 @@ async def serve(
         )
         progress, acceptor = backends.progress, backends.acceptor
         fetches = Fetches(store, bus, files.files, progress, leadership, feed, clock, settings.backends, lease=REPLICAS)
+        uploads = UploadOperations(
+            store, bus, progress, leadership, feed, clock, lease=REPLICAS, kept_s=settings.files.keep_blobs_s
+        )
         staging = Staging(runtime, files.files, fetches, progress, settings.backends)
         releases = ReleaseParts(settings, runtime, trust, files, backends.operations)
         localai = await opened.enter_async_context(
@@ -137,6 +141,7 @@ async def serve(
             make_bundle_service(settings, store, catalogue, files, fetches, bundles),
             running,
             releases,
+            uploads,
         )
         app = build_app(services, access_service=trust.access, trust=trust.gateways)
         parts = (
@@ -154,6 +159,7 @@ async def serve(
             lookups,
             *(localai.parts if localai is not None else ()),
             fetches,
+            uploads,
             staging.stages,
             releases.upgrades,
             *files.parts,

@@ -242,6 +242,14 @@ class BackendIntent(msgspec.Struct, frozen=True):
     switch_failed: bool = False  # an attempt for this rule failed after the download, and none has succeeded since
 
 
+class UploadRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an upload was requested with. `key` stands for its content; the others are for users."""
+
+    key: str = ""
+    command: str = ""
+    host: str = ""  # the machine of the sender
+
+
 class OperationNodeStatus(StrEnum):
     """The first five are LocalAI's."""
 

@@ -21,10 +21,12 @@ from corral.kit.errors import Denied, Failed, Invalid, NoCapacity, Unreachable
 from tests.support.backend_api import Api, EmptyFleet
 from tests.support.gguf_files import LLAMA, TOKENS, gguf
 from tests.support.hub import FakeHub, Repository
+from tests.support.upload_operations import upload_operations_of
 
 DATA = os.urandom(100_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
 URL = f"/api/uploads/{SHA256}"
+COMMAND = "corral models install x.gguf"
 
 
 @pytest.fixture
@@ -34,7 +36,8 @@ def blobs(tmp_path: Path) -> BlobStore:
 
 @pytest.fixture
 async def served(api: Api, blobs: BlobStore) -> Api:
-    await api.serve(api.fleet.controllers[0], uploads=Uploads(blobs, DiskSpace(reserve_bytes=0), max_bytes=1_000_000))
+    uploads = Uploads(blobs, DiskSpace(reserve_bytes=0), max_bytes=1_000_000)
+    await api.serve(api.fleet.first, uploads=uploads, upload_operations=upload_operations_of(api.fleet.first))
     return api
 
 
@@ -109,19 +112,20 @@ def local(tmp_path: Path) -> tuple[Path, LocalFile]:
 async def test_the_command_continues_after_a_cut_connection(
     served: Api, blobs: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_upload, "PIECE_BYTES", 30_000)
+    monkeypatch.setattr(cli_upload, "FIRST_PIECE_BYTES", 30_000)
+    monkeypatch.setattr(cli_upload, "next_piece_bytes", lambda size, _took: size)
     path, file = local(tmp_path)
     async with Client(Endpoint(served.urls[-1], served.admin)) as client:
         append, cuts = client.uploads.append, [False, True, False, True]
 
-        async def flaky(*arguments: object) -> object:
-            found = await append(*arguments)  # type: ignore[arg-type]
+        async def flaky(*arguments: object, **more: object) -> object:
+            found = await append(*arguments, **more)  # type: ignore[arg-type]
             if cuts and cuts.pop(0):
                 raise Unreachable("the connection broke")  # the bytes arrived, the answer did not
             return found
 
         monkeypatch.setattr(client.uploads, "append", flaky)
-        await cli_upload.upload_file(client, path, file)
+        await cli_upload.upload_files(client, [(path, file)], COMMAND)
     assert not cuts
     assert blobs.get(f"sha256:{SHA256}").path.read_bytes() == DATA
 
@@ -133,7 +137,7 @@ async def test_the_command_completes_an_upload_that_has_all_bytes(
     partial = blobs.partial_path(f"upload-{SHA256}")  # as a controller leaves it that was killed while it verified
     partial.write_bytes(DATA)
     async with Client(Endpoint(served.urls[-1], served.admin)) as client:
-        await cli_upload.upload_file(client, path, file)
+        await cli_upload.upload_files(client, [(path, file)], COMMAND)
     assert blobs.get(f"sha256:{SHA256}").path.read_bytes() == DATA
 
 
@@ -143,28 +147,29 @@ async def test_the_command_says_why_it_stops(served: Api, tmp_path: Path, monkey
     wrong = LocalFile(file.name, file.size_bytes, "ab" * 32)
     async with Client(Endpoint(served.urls[-1], served.admin)) as client:
         with pytest.raises(Invalid, match="upload it again"):
-            await cli_upload.upload_file(client, path, wrong)
+            await cli_upload.upload_files(client, [(path, wrong)], COMMAND)
         with pytest.raises(Invalid, match="--upload-limit-bytes"):
-            await cli_upload.upload_file(client, path, LocalFile(file.name, 2_000_000, SHA256))
+            await cli_upload.upload_files(client, [(path, LocalFile(file.name, 2_000_000, SHA256))], COMMAND)
 
-        async def cut(*_: object) -> object:
+        async def cut(*_: object, **_more: object) -> object:
             raise Unreachable("the connection broke")
 
         monkeypatch.setattr(client.uploads, "append", cut)
         with pytest.raises(Failed, match="run the same command again to continue"):
-            await cli_upload.upload_file(client, path, file)
+            await cli_upload.upload_files(client, [(path, file)], COMMAND)
     async with Client(Endpoint(served.urls[-1], served.viewer)) as client:
         with pytest.raises(Denied):
-            await cli_upload.upload_file(client, path, file)
+            await cli_upload.upload_files(client, [(path, file)], COMMAND)
 
 
 async def test_a_full_disk_is_told_at_once(api: Api, blobs: BlobStore, tmp_path: Path) -> None:
     full = DiskSpace(reserve_bytes=0, measure=lambda _folder: 10)
-    await api.serve(api.fleet.controllers[0], uploads=Uploads(blobs, full))
+    operations = upload_operations_of(api.fleet.first)
+    await api.serve(api.fleet.first, uploads=Uploads(blobs, full), upload_operations=operations)
     path, file = local(tmp_path)
     async with Client(Endpoint(api.urls[-1], api.admin)) as client:
         with pytest.raises(NoCapacity, match="not enough disk for the uploaded file"):
-            await cli_upload.upload_file(client, path, file)
+            await cli_upload.upload_files(client, [(path, file)], COMMAND)
 
 
 def test_parts_of_a_file_are_found(tmp_path: Path) -> None:

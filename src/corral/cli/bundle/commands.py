@@ -136,8 +136,8 @@ def show_bundle(
 async def load_bundle(client: Client, file: File, as_json: Json = False) -> None:
     """Give a bundle to the controller, which then serves from it.
 
-    The whole bundle is checked first: of a damaged one nothing is sent. A second run continues the upload. Compare the
-    printed digest with that of `corral bundle create`.
+    The whole bundle is checked first: of a damaged one nothing is sent. The upload is an operation; a second run
+    continues it. Compare the printed digest with that of `corral bundle create`.
 
     \b
     Examples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,12 +89,12 @@ async def upgrade_fleet(
 
 async def send_release(client: Client, wheel: str, signature: str = "") -> str:
     """Upload the wheel and make a release of it; return its SHA-256."""
-    from corral.cli.models.upload import describe_files, find_parts, local_path, upload_file
+    from corral.cli.models.upload import describe_files, find_parts, local_path, upload_files
 
     (path,) = find_parts(local_path(wheel))
     signed = read_signature(signature) if signature else ""
     (file,) = await describe_files([path])
-    await upload_file(client, path, file)
+    await upload_files(client, [(path, file)], shlex.join(["corral", "fleet", "upgrade", "--wheel", wheel]))
     return (await client.releases.add(file.sha256, signed=signed)).sha256
 
 

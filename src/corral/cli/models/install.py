@@ -77,7 +77,8 @@ async def install_models(
     chosen. The definition (backend, context size, chat template, embeddings) is derived from the file; --set changes
     it.
 
-    Ctrl-C detaches; the controller continues to fetch. Exit code 0: done. 1: failed. 3: not finished yet.
+    Ctrl-C detaches; the controller continues to fetch. An upload stops: run the command again to continue it. Exit
+    code 0: done. 1: failed. 3: not finished yet.
 
     \b
     Examples:

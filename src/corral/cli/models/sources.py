@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from corral.cli.models.upload import (
     is_local_path,
     local_path,
     read_local_header,
-    upload_file,
+    upload_files,
 )
 from corral.contract.installs import InstallPlan, LocalFile, PlanModel
 from corral.kit.errors import Invalid
@@ -23,6 +24,9 @@ from corral.kit.humanize import to_yaml
 if TYPE_CHECKING:
     from corral.client import Client
     from corral.contract.catalogue import InstallModel
+
+
+_MAX_COMMAND = 500
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,21 @@ async def prepare_install(
 
     if not options.quiet:
         print_plan(planned.plan)
-    for path, file in planned.uploads:
-        await upload_file(client, path, file)
+    if planned.uploads:
+        await upload_files(client, planned.uploads, install_command(request.model, options))
     plan = planned.plan
     if "***" in to_yaml(plan.definition):  # users and passwords are hidden in answers: the controller plans once more
         return replace(request, model="", source=request.model, quant=options.quant)
     return replace(request, model="", name="", overrides={}, definition=plan.definition, source=plan.source)
+
+
+def install_command(file: str, options: SourceOptions) -> str:
+    """For users, to continue an interrupted upload: without the key and the URL of the fleet. Pure."""
+    words = ["corral", "models", "install", file]
+    words += ["--as", options.name] if options.name else []
+    words += ["--mmproj", options.projector] if options.projector else []
+    command = shlex.join(words) + (" …" if options.overrides else "")
+    return command if len(command) <= _MAX_COMMAND and command.isprintable() else ""
 
 
 def print_plan(plan: InstallPlan) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import platform
 import re
+import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from corral.cli.common.output import print_note
 from corral.cli.common.transfer_bar import OnBytes, transfer_bar
 from corral.contract.gguf import GgufHeader, read_header
-from corral.contract.installs import LocalFile, UploadView
+from corral.contract.installs import LocalFile, OpenUpload, UploadView
 from corral.kit.backoff import Backoff
-from corral.kit.errors import Conflict, CorralError, Failed, Invalid, OutcomeUnknown, Unavailable, Unreachable
+from corral.kit.errors import Conflict, CorralError, Failed, Invalid, NotFound, OutcomeUnknown, Unavailable, Unreachable
 from corral.kit.threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -22,7 +27,9 @@ if TYPE_CHECKING:
     from corral.client.resources.models import Uploads
     from corral.kit.threads import StopToken
 
-PIECE_BYTES = 8 << 20
+FIRST_PIECE_BYTES = 1 << 20
+MIN_PIECE_BYTES, MAX_PIECE_BYTES = 256 << 10, 8 << 20
+_PIECE_S = 1.0
 MAX_TRIES = 8  # without a new byte in between
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)\Z", re.IGNORECASE)
 _PASSING = (Unreachable, Unavailable, OutcomeUnknown, Conflict)
@@ -71,35 +78,91 @@ async def describe_files(paths: list[Path]) -> list[LocalFile]:
     return found
 
 
-async def upload_file(client: Client, path: Path, file: LocalFile) -> None:
-    """Continues where an earlier run stopped. Raises what keeps the controller from taking it."""
-    with transfer_bar(f"uploading {file.name}", file.size_bytes) as on_bytes:
-        await send_file(client.uploads, path, file, on_bytes)
+class UploadSession:
+    """The operation of an upload, as its sender sees it. It is opened again when the controller does not know it."""
+
+    def __init__(self, uploads: Uploads, request: OpenUpload) -> None:
+        self.uploads = uploads
+        self.id = ""
+        self._request = request
+        self._is_known = True  # what came before operations of uploads knows no such thing
+
+    async def open(self) -> None:
+        """Raises Gone if the operation was cancelled."""
+        if not self._is_known:
+            return
+        try:
+            opened = await self.uploads.open(replace(self._request, continues=self.id))
+        except (NotFound, Invalid) as error:
+            if self.id or not _is_older_controller(error):
+                raise
+            self._is_known = False
+            return
+        if opened.operation_id and opened.operation_id != self.id:
+            short = opened.operation_id[:8]
+            print_note(f"Operation {short}: follow it with `corral ops watch {short}`")
+        self.id = opened.operation_id
 
 
-async def send_file(uploads: Uploads, path: Path, file: LocalFile, on_bytes: OnBytes, *, start: int = 0) -> None:
+def _is_older_controller(error: CorralError) -> bool:
+    return isinstance(error, NotFound) or "method" in error.message.lower()
+
+
+async def upload_files(client: Client, files: Sequence[tuple[Path, LocalFile]], command: str) -> None:
+    """Continues where an earlier run stopped. Raises what keeps the controller from taking them."""
+    sent = tuple(file for _, file in files)
+    upload = UploadSession(client.uploads, OpenUpload(sent[0].name, sent, command=command, host=platform.node()))
+    await open_upload(upload, files[0][0])
+    for path, file in files:
+        with transfer_bar(f"uploading {file.name}", file.size_bytes) as on_bytes:
+            await send_file(upload, path, file, on_bytes)
+
+
+async def open_upload(upload: UploadSession, path: Path) -> None:
+    backoff = Backoff(0.2, 5.0)
+    while True:
+        try:
+            return await upload.open()
+        except _PASSING as error:
+            if backoff.failures >= MAX_TRIES:
+                raise _interrupted(error, path) from error
+            await asyncio.sleep(backoff.next_s())
+
+
+async def send_file(upload: UploadSession, path: Path, file: LocalFile, on_bytes: OnBytes, *, start: int = 0) -> None:
     """Send the file, which begins at `start` of `path`; continues where an earlier call stopped. Raises Failed."""
+    uploads = upload.uploads
     at = await uploads.get(file.sha256)
     if at.received_bytes and not at.complete:
         print_note(f"Continuing at {at.received_bytes * 100 // file.size_bytes} %")
-    backoff = Backoff(0.2, 5.0)
+    backoff, piece_bytes = Backoff(0.2, 5.0), FIRST_PIECE_BYTES
     while not at.complete:
         on_bytes(at.received_bytes)
         try:
-            piece = await asyncio.to_thread(_read_piece, path, start + at.received_bytes, start + file.size_bytes)
-            at = await uploads.append(file.sha256, at.received_bytes, file.size_bytes, piece)
+            offset, began = start + at.received_bytes, time.monotonic()
+            piece = await asyncio.to_thread(_read_piece, path, offset, start + file.size_bytes, piece_bytes)
+            at = await uploads.append(file.sha256, at.received_bytes, file.size_bytes, piece, operation=upload.id)
+            piece_bytes = next_piece_bytes(piece_bytes, time.monotonic() - began)
             backoff.reset()
         except _PASSING as error:
             if backoff.failures >= MAX_TRIES:
                 raise _interrupted(error, path) from error
             await asyncio.sleep(backoff.next_s())
-            at = await _position(uploads, file, at)
+            at = await _position(upload, file, at)
     on_bytes(file.size_bytes)
 
 
-async def _position(uploads: Uploads, file: LocalFile, before: UploadView) -> UploadView:
+def next_piece_bytes(size_bytes: int, took_s: float) -> int:
+    """About a second each: a cancel is noticed between two pieces, and progress is counted by them. Pure."""
+    wanted = size_bytes / max(took_s, 0.001) * _PIECE_S
+    return int(min(MAX_PIECE_BYTES, 2 * size_bytes, max(MIN_PIECE_BYTES, wanted)))
+
+
+async def _position(upload: UploadSession, file: LocalFile, before: UploadView) -> UploadView:
+    """The controller may be another one by now, or the same after a restart. Raises Gone."""
     try:
-        return await uploads.get(file.sha256)
+        await upload.open()
+        return await upload.uploads.get(file.sha256)
     except _PASSING:
         return before
 
@@ -127,10 +190,10 @@ def _hash(path: Path, on_bytes: OnBytes, stop: StopToken) -> str:
     return whole.hexdigest()
 
 
-def _read_piece(path: Path, offset: int, end: int) -> bytes:
+def _read_piece(path: Path, offset: int, end: int, size_bytes: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
-        piece = file.read(min(PIECE_BYTES, end - offset))
+        piece = file.read(min(size_bytes, end - offset))
     if not piece and offset < end:
         raise Invalid(f"{path} is shorter than it was: run the command again")
     return piece

@@ -22,7 +22,7 @@ app = declare.App(
     help="""List, follow, cancel and retry operations.
 
     An operation is an install, upgrade, rollback, delete or fetch that runs on one or many nodes. It continues without
-    the command that started it.
+    the command that started it, except for an upload: run that command again to continue it.
 
     \b
     Examples:

@@ -38,9 +38,10 @@ _DONE_WORDS = {
     "fetch": "fetched",
     "stage": "staged",
     "corral-upgrade": "upgraded",
+    "upload": "uploaded",
 }
 STAGING = "staging"  # files of a model for its load: part of the load, and no operation
-TRANSFERS = ("fetch", "stage", STAGING)  # of a model's files, to a place
+TRANSFERS = ("fetch", "stage", "upload", STAGING)  # of files, to a place
 _STATES = {"under_way": "running"}
 _ENDED = ("success", "skipped", "superseded", "withdrawn", "cancelled")
 

@@ -22,10 +22,11 @@ class Bundles:
         """A blob of a plan, from this byte on."""
         return self._api.read_bytes(f"/api/bundles/blobs/{segment(sha256)}?offset={offset}")
 
-    async def load(self, document: bytes) -> BundleView:
-        """After all blobs were uploaded."""
+    async def load(self, document: bytes, *, operation: str = "") -> BundleView:
+        """After all blobs were uploaded, by this operation."""
         body = LoadBundle(document.decode())
-        return await self._api.call("POST", "/api/bundles", BundleView, body, timeout_s=GALLERIES_S)
+        path = "/api/bundles" + (f"?operation={segment(operation)}" if operation else "")
+        return await self._api.call("POST", path, BundleView, body, timeout_s=GALLERIES_S)
 
     async def list(self) -> tuple[BundleView, ...]:
         """The one that was loaded last comes first."""

@@ -18,7 +18,7 @@ from corral.contract.catalogue import (
     ScheduleView,
     StageBody,
 )
-from corral.contract.installs import InstallPlan, PlanModel, UploadView
+from corral.contract.installs import InstallPlan, OpenUpload, PlanModel, UploadOpened, UploadView
 
 COLLECT_S = 90.0  # a node may remove a hundred gigabytes
 GALLERIES_S = 120.0  # the gateway's timeout for the controller: galleries may be slow the first time
@@ -104,9 +104,17 @@ class Uploads:
     async def get(self, sha256: str) -> UploadView:
         return await self._api.call("GET", f"{self._path}/{segment(sha256)}", UploadView)
 
-    async def append(self, sha256: str, offset: int, size_bytes: int, data: bytes) -> UploadView:
-        """Raises Conflict if the upload stands at another position."""
+    async def open(self, request: OpenUpload) -> UploadOpened:
+        """Begin or continue the operation. Raises Gone if it was cancelled."""
+        return await self._api.call("POST", self._path, UploadOpened, request, timeout_s=PIECE_S)
+
+    async def append(
+        self, sha256: str, offset: int, size_bytes: int, data: bytes, *, operation: str = ""
+    ) -> UploadView:
+        """Raises Conflict if the upload stands at another position, and if the controller does not know the operation
+        (any more)."""
         path = f"{self._path}/{segment(sha256)}?offset={offset}&size={size_bytes}"
+        path += f"&operation={segment(operation)}" if operation else ""
         return await self._api.put_bytes(path, UploadView, data, timeout_s=PIECE_S)
 
     async def cancel(self, sha256: str) -> None:

@@ -13,18 +13,20 @@ from litestar.params import Parameter
 from litestar.response import Stream
 
 from corral.contract.bundles import MAX_DOCUMENT_BYTES, BundlePlan, BundleView, LoadBundle, PlanBundle
-from corral.contract.installs import UploadView
+from corral.contract.installs import OpenUpload, UploadOpened, UploadView
 from corral.controller.api.auth import admins, principal_of
 from corral.controller.api.file_bodies import (
     MAX_PIECE_BYTES,
     Offset,
+    OfUpload,
     Sha256,
     Size,
     read_blocks,
-    read_piece,
+    take_piece,
     upload_view,
 )
 from corral.controller.bundles.service import BundleService
+from corral.controller.files.upload_operations import UploadOperations
 from corral.kit.errors import Invalid, NotFound
 
 AnyRequest = Request[Any, Any, Any]
@@ -56,8 +58,11 @@ class BundleRoutes(Controller):
         request_max_body_size=2 * MAX_DOCUMENT_BYTES,
         summary="Load a bundle whose blobs were uploaded",
     )
-    async def load(self, bundles: BundleService, data: LoadBundle) -> BundleView:
-        return (await bundles.loaded.load(data.document.encode())).view
+    async def load(
+        self, bundles: BundleService, upload_operations: UploadOperations, data: LoadBundle, operation: OfUpload = ""
+    ) -> BundleView:
+        async with upload_operations.loading(operation):
+            return (await bundles.loaded.load(data.document.encode())).view
 
     @delete("/{digest:str}", status_code=200, summary="Remove a bundle; what was installed from it stays")
     async def remove(self, bundles: BundleService, digest: Digest) -> BundleView:
@@ -73,6 +78,12 @@ class BundleRoutes(Controller):
         headers = {"Content-Length": str(blob.size - offset)}
         return Stream(read_blocks(blob.path, offset), media_type="application/octet-stream", headers=headers)
 
+    @post("/uploads", status_code=200, summary="Begin or continue the operation of the upload of a bundle")
+    async def open_upload(
+        self, request: AnyRequest, bundles: BundleService, upload_operations: UploadOperations, data: OpenUpload
+    ) -> UploadOpened:
+        return await upload_operations.open(bundles.uploads, data, principal_of(request).name)
+
     @get("/uploads/{sha256:str}", summary="Get how much of a blob of a bundle is here")
     async def show_upload(self, bundles: BundleService, sha256: Sha256) -> UploadView:
         return upload_view(await bundles.uploads.status(f"sha256:{sha256}"))
@@ -83,7 +94,13 @@ class BundleRoutes(Controller):
         summary="Upload a piece of a blob of a bundle; the last piece completes and verifies it",
     )
     async def append(
-        self, request: AnyRequest, bundles: BundleService, sha256: Sha256, offset: Offset, size: Size
+        self,
+        request: AnyRequest,
+        bundles: BundleService,
+        upload_operations: UploadOperations,
+        sha256: Sha256,
+        offset: Offset,
+        size: Size,
+        operation: OfUpload = "",
     ) -> UploadView:
-        data = await read_piece(request, bundles.uploads)
-        return upload_view(await bundles.uploads.append(f"sha256:{sha256}", offset, size, data), size)
+        return await take_piece(request, bundles.uploads, upload_operations, operation, sha256, offset, size)

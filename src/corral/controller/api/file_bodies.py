@@ -12,6 +12,7 @@ from litestar.params import Parameter
 
 from corral.blobs.upload import Uploads, UploadStatus
 from corral.contract.installs import UploadView
+from corral.controller.files.upload_operations import UploadOperations
 from corral.kit.errors import Unavailable
 
 AnyRequest = Request[Any, Any, Any]
@@ -20,6 +21,7 @@ PIECE_TIMEOUT_S = 300.0
 BLOCK_BYTES = 256 * 1024
 Offset = Annotated[int, Parameter(ge=0, description="Position of the first of these bytes in the file")]
 Size = Annotated[int, Parameter(ge=1, description="Size of the whole file in bytes")]
+OfUpload = Annotated[str, Parameter(max_length=64, description="The operation of the upload, from its POST")]
 Sha256 = Annotated[str, Parameter(pattern="^[0-9a-f]{64}$", description="Of the whole file, in hexadecimal digits")]
 
 
@@ -30,6 +32,22 @@ async def read_piece(request: AnyRequest, uploads: Uploads) -> bytes:
             return await request.body()
     except TimeoutError as error:
         raise Unavailable("too many uploads at once, or this one is too slow: send smaller pieces") from error
+
+
+async def take_piece(
+    request: AnyRequest,
+    uploads: Uploads,
+    upload_operations: UploadOperations,
+    operation: str,
+    sha256: str,
+    offset: int,
+    size: int,
+) -> UploadView:
+    digest = f"sha256:{sha256}"
+    async with upload_operations.piece(operation, digest) as on_received:
+        status = await uploads.append(digest, offset, size, await read_piece(request, uploads))
+        on_received(status)
+    return upload_view(status, size)
 
 
 def upload_view(status: UploadStatus, size: int = 0) -> UploadView:

@@ -9,9 +9,10 @@ from typing import Any
 from litestar import Controller, Request, delete, get, post, put
 
 from corral.blobs.upload import Uploads
-from corral.contract.installs import InstallPlan, PlanModel, UploadView
-from corral.controller.api.auth import admins
-from corral.controller.api.file_bodies import MAX_PIECE_BYTES, Offset, Sha256, Size, read_piece, upload_view
+from corral.contract.installs import InstallPlan, OpenUpload, PlanModel, UploadOpened, UploadView
+from corral.controller.api.auth import admins, principal_of
+from corral.controller.api.file_bodies import MAX_PIECE_BYTES, Offset, OfUpload, Sha256, Size, take_piece, upload_view
+from corral.controller.files.upload_operations import UploadOperations
 from corral.controller.install.planner import InstallPlanner
 
 
@@ -34,6 +35,12 @@ class UploadRoutes(Controller):
     tags = ("models",)
     guards = (admins,)
 
+    @post("/", status_code=200, summary="Begin or continue the operation of an upload")
+    async def open(
+        self, request: AnyRequest, uploads: Uploads, upload_operations: UploadOperations, data: OpenUpload
+    ) -> UploadOpened:
+        return await upload_operations.open(uploads, data, principal_of(request).name)
+
     @get("/{sha256:str}", summary="Get how much of a file is here")
     async def show(self, uploads: Uploads, sha256: Sha256) -> UploadView:
         return upload_view(await uploads.status(f"sha256:{sha256}"))
@@ -44,10 +51,16 @@ class UploadRoutes(Controller):
         summary="Upload a piece of a file; the last piece completes and verifies it",
     )
     async def append(
-        self, request: AnyRequest, uploads: Uploads, sha256: Sha256, offset: Offset, size: Size
+        self,
+        request: AnyRequest,
+        uploads: Uploads,
+        upload_operations: UploadOperations,
+        sha256: Sha256,
+        offset: Offset,
+        size: Size,
+        operation: OfUpload = "",
     ) -> UploadView:
-        data = await read_piece(request, uploads)
-        return upload_view(await uploads.append(f"sha256:{sha256}", offset, size, data), size)
+        return await take_piece(request, uploads, upload_operations, operation, sha256, offset, size)
 
     @delete("/{sha256:str}", status_code=204, summary="Cancel an upload; a complete file stays")
     async def cancel(self, uploads: Uploads, sha256: Sha256) -> None:

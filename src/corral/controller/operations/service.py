@@ -20,12 +20,14 @@ from corral.controller.operations.file_operations import open_fetch, open_stage,
 from corral.controller.operations.progress import ProgressCollector, finish_or_reopen
 from corral.controller.operations.requests import OperationKind, OperationRequest
 from corral.controller.operations.state import error_text, settle
+from corral.controller.operations.uploads import how_to_continue
 from corral.controller.operations.views import (
     CORRAL_UPGRADE,
     FETCH,
     FILE_KINDS,
     KINDS_WITHOUT_RULE,
     STAGE,
+    UPLOAD,
     operation_view,
     record_view,
     staging_view,
@@ -37,7 +39,7 @@ from corral.kit.errors import Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
-from corral.store.records import ENDED, IntentStage, OperationNode, OperationNodeStatus, Scope, ScopeKind
+from corral.store.records import ENDED, IntentStage, OperationNode, OperationNodeStatus, Scope, ScopeKind, UploadRequest
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -161,6 +163,8 @@ class Operations:
             intents = await backend_intents.lock_operation(tx, operation_id)
             operation = await operations.get(tx, operation_id)
             withdrawn = operation.cancelled_at is not None or operation.withdrawn_at is not None
+            if operation.kind == UPLOAD:
+                raise await _cannot_retry(tx, operation)
             if withdrawn and operation.kind == FETCH:
                 request = None
                 operation_id = (await open_fetch(tx, await models.get(tx, operation.backend), by)).id
@@ -238,7 +242,7 @@ class Operations:
             before = await backend_rules.list_live(tx, operation.backend) if has_rule else []
             if node and has_rule:
                 await backend_rules.exclude(tx, operation.generation, rows[0].node_id)
-            elif not node or operation.kind == FETCH:
+            elif not node or operation.kind in (FETCH, UPLOAD):
                 if has_rule:
                     await backend_rules.withdraw(tx, operation.generation)
                 field = "cancelled_at" if status is OperationNodeStatus.CANCELLED else "withdrawn_at"
@@ -295,6 +299,14 @@ async def _find_scope(tx: Transaction, *, node: str = "", selector: str = "") ->
     if found.node_type not in ("", "backend"):
         raise Invalid(f"{found.name} is of type {found.node_type}: it takes no backends")
     return Scope(ScopeKind.NODE, found.id)
+
+
+async def _cannot_retry(tx: Transaction, operation: Operation) -> Invalid:
+    rows = await operation_nodes.list_(tx, operation.id)
+    if operation.outcome == "completed":
+        return Invalid("everything was uploaded")
+    step = how_to_continue(operation.request.upload or UploadRequest(), sum(row.current_bytes for row in rows))
+    return Invalid(f"only the sender has the file, so the controller cannot retry alone: {step}")
 
 
 def _request_again(operation: Operation, by: str) -> OperationRequest:

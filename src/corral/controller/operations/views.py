@@ -13,7 +13,8 @@ from corral.store.tables.operations import Operation
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 FETCH = "fetch"  # of a model's files, to the controller
 STAGE = "stage"  # of a model's files, to nodes
-FILE_KINDS = frozenset({FETCH, STAGE})  # they are about a model, and have no rule
+UPLOAD = "upload"  # of files from a user's machine, to the controller
+FILE_KINDS = frozenset({FETCH, STAGE, UPLOAD})  # they are about files, and have no rule
 CORRAL_UPGRADE = "corral-upgrade"  # of Corral itself, on nodes
 KINDS_WITHOUT_RULE = FILE_KINDS | {CORRAL_UPGRADE}
 STAGING = "staging"  # LocalAI's word for files that are on their way to a node
@@ -203,12 +204,16 @@ def message_of(operation: Operation, rows: Sequence[OperationNode], summary: Sum
             if operation.kind in KINDS_WITHOUT_RULE and not any(row.next_try_at for row in rows):
                 return "failing; not tried again by itself"
             return f"failing on {_count(rows, OperationNodeStatus.ERROR)}; will be tried again"
+        case OperationState.WAITING if operation.kind == UPLOAD:
+            return "; ".join(row.reason for row in rows)
         case OperationState.WAITING:
             waiting = ", ".join(sorted(row.node_name for row in rows if row.waits))
             return f"waits for {waiting}"
         case OperationState.RUNNING:
             if operation.kind == FETCH:
                 return "files are fetched to the controller"
+            if operation.kind == UPLOAD:
+                return "files are uploaded to the controller"
             if summary.processed:
                 return f"{STILL_AT_IT}: {running_text(rows)}"
             done = summary.counts.get(OperationNodeStatus.SUCCESS, 0)

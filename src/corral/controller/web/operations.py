@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from corral.contract.admin import OperationHistory, OperationNodeView, OperationRecord, OperationView
+from corral.controller.operations.views import UPLOAD
 from corral.controller.web.links import backend_href, model_href, node_href
 from corral.controller.web.list_filter import Chip, ListFilter, window
 from corral.controller.web.words import ago, counted, parse_moment, size, took, until, used_of
@@ -165,7 +166,7 @@ def line_of(view: OperationView, now: datetime, opened: Opened | None = None) ->
         single=single,
         opened=opened,
         shown=shown_nodes(view, opened, now) if opened else None,
-        may_retry=view.counts.get("error", 0) > 0 or view.outcome == "cancelled",
+        may_retry=view.kind != UPLOAD and (view.counts.get("error", 0) > 0 or view.outcome == "cancelled"),
         may_cancel=moving,
         may_dismiss=view.settled or not moving,
     )
@@ -217,7 +218,7 @@ def node_line(node: OperationNodeView, kind: str, now: datetime) -> NodeLine:
         note=_note(node),
         retry_at=node.next_retry_at,
         retry=until(parse_moment(node.next_retry_at), now),
-        may_retry=node.status == "error",
+        may_retry=node.status == "error" and kind != UPLOAD,  # only the sender can
         may_cancel=not ended,
     )
 
@@ -274,7 +275,7 @@ def _past(record: OperationRecord, now: datetime) -> Past:
         took=took(parse_moment(record.started_at), ended),
         by=record.created_by,
         error=record.error,
-        may_repeat=record.outcome == "cancelled",
+        may_repeat=record.outcome == "cancelled" and record.kind != UPLOAD,
     )
 
 
@@ -297,6 +298,9 @@ def _what(kind: str, backend: str) -> str:
 
 
 def _href(view: OperationView) -> str:
+    """Empty for an upload: what it sends has no page yet."""
+    if view.kind == UPLOAD:
+        return ""
     return backend_href(view.backend) if view.is_backend else model_href(view.backend)
 
 

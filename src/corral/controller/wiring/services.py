@@ -12,6 +12,7 @@ from corral.controller.backends.galleries import Galleries
 from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.bundles.service import BundleService
 from corral.controller.files.fetches import Fetches
+from corral.controller.files.upload_operations import UploadOperations
 from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.gateways.demand import Demand
 from corral.controller.gateways.receipts import ReceiptService
@@ -60,6 +61,7 @@ def api_services(
     bundles: BundleService,
     running: RunningRequests,
     releases: ReleaseParts,
+    upload_operations: UploadOperations,
 ) -> dict[str, Any]:
     store, bus, clock, issuer = runtime.store, runtime.bus, runtime.clock, runtime.bus_setup.issuer
     gallery_status = GalleryStatus({"backends": catalogue.library, "models": models.library})
@@ -111,6 +113,7 @@ def api_services(
         "planner": InstallPlanner(files.session, files.hub, replicas.why),
         "fits": CatalogueFits(replicas.why, lookups),
         "uploads": files.uploads,
+        "upload_operations": upload_operations,
         "bundles": bundles,
         "releases": releases.releases,
         "stages": staging.stages,

@@ -14,23 +14,24 @@ from corral.kit.errors import NotFound
 from corral.store.engine.schema import columns_of, insert_whole, metadata, record, records
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, Json, among
-from corral.store.records import NO_SOAK, BackendRequest, RolloutSettings
+from corral.store.records import NO_SOAK, BackendRequest, RolloutSettings, UploadRequest
 
 
 class StoredRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The request whole, so that it can be made again."""
+    """The request whole, so that it can be made again; of an upload, only its sender can."""
 
     backend: BackendRequest = msgspec.field(name="asked")
     force: bool = False
     max_parallel: str = ""
     rollout: RolloutSettings = NO_SOAK
     release: int = 0  # of an upgrade of Corral: the counter of the release
+    upload: UploadRequest | None = None
 
 
 class Operation(msgspec.Struct, frozen=True):
     id: str
-    kind: str  # install, upgrade, delete, rollback; fetch, stage; corral-upgrade
-    backend: str  # of a fetch: the model
+    kind: str  # install, upgrade, delete, rollback; fetch, stage, upload; corral-upgrade
+    backend: str  # of a fetch: the model; of an upload: the name of the file
     scope_kind: str  # all, selector, node; controller
     scope_value: str
     generation: int  # of its rule; 0: it has none
