@@ -126,9 +126,12 @@ def _print(chosen: List, given: Mapping[str, str], as_json: bool) -> bool:
         return False
     if as_json:
         print_json(rows)
-    else:
+        return True
+    try:
         columns, cells, empty = chosen.table(rows)
-        print_table(columns, cells, empty=empty)
+    except (AttributeError, TypeError, ValueError):  # a value that only the messages could have refused
+        return False
+    print_table(columns, cells, empty=empty)
     return True
 
 

@@ -33,7 +33,7 @@ FIELDS = {
     "ModelView": (
         "id backend config_revision origin created_at updated_at row_version# source created_by alias "
         "description context_size# files# size_bytes# tags[] pinned? disabled? ready# schedule(ScheduleView) "
-        "definition{}"
+        "definition{} resume_streams?"
     ),
     "OperationNodeView": (
         "node_id node_name status percentage~ file_name current total phase error current_bytes# total_bytes# "
@@ -49,7 +49,7 @@ FIELDS = {
     "RequestView": (
         "id at key_id key model served_by path status# node_id node process_id replica# revision digest "
         "queue_ms~ load_ms~ first_byte_ms~ total_ms~ prompt_tokens# completion_tokens# estimated? streamed? "
-        "ending tries# error error_text"
+        "ending tries# error error_text resumed#"
     ),
 }
 """The fields of each record, in their order."""

@@ -45,4 +45,5 @@ def _sign(kind: Any) -> str:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_fields_are_those_of_the_message(kind: type[Message]) -> None:
-    assert FIELDS[kind.__name__] == written(kind)
+    expected = written(kind)
+    assert FIELDS[kind.__name__] == expected, f"write this for {kind.__name__} into client/list_fields.py: {expected}"
