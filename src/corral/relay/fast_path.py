@@ -179,9 +179,14 @@ class FastPathConnection(ClientConnection):
         super()._on_client_left()
 
     def pause_writing(self) -> None:
-        if self.pending_upstream is not None and self.pending_upstream.stream is not None:
-            self.pending_upstream.fall_back()  # the general path slows the upstream down
         super().pause_writing()
+        if self.pending_upstream is not None:
+            # Called while bytes are written, perhaps by the handler of another request: ours could not start there.
+            self.loop.call_soon(self._slow_upstream_down)
+
+    def _slow_upstream_down(self) -> None:
+        if self.paused and self.pending_upstream is not None and self.pending_upstream.stream is not None:
+            self.pending_upstream.fall_back()  # the general path does it
 
     def is_idle(self) -> bool:
         return self.exchange is None and self.pending_upstream is None
@@ -247,7 +252,7 @@ class FastPathUpstream(UpstreamConnection):
             ticker = self._ticker
             self._deadline = ticker.now + self._idle_s + ticker.tick_s
             stream.bytes_sent += len(data)
-            conn.write_queue.write(conn.transport, data)  # last: it may call `pause_writing`, which falls back
+            conn.write_queue.write(conn.transport, data)
             return
         conn, forward, _, request_id, started, _ = pending
         template, tail, out = self._template, None, b""
@@ -350,7 +355,6 @@ class FastPathUpstream(UpstreamConnection):
             self._pass_on(conn, stream, data)
 
     def _pass_on(self, conn: FastPathConnection, stream: FastPathStream, out: bytes) -> None:
-        """The last step of a caller: the write may call `pause_writing`, which falls back."""
         ticker = self._ticker
         self._deadline = ticker.now + self._idle_s + ticker.tick_s
         stream.bytes_sent += len(out)

@@ -394,6 +394,32 @@ async def test_a_client_that_takes_nothing_slows_the_upstream_down(fast_path_on:
         assert (await client.answer()).body == b"hi"
 
 
+async def test_a_client_becomes_slow_while_another_handler_writes() -> None:
+    """Any task that writes what was collected for many clients may find its buffer full. No stream ends of it."""
+    go = asyncio.Event()
+
+    async def streams(served: Served) -> None:
+        await served.request()
+        await served.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+        await go.wait()
+        await served.send(b"3\r\ntwo\r\n0\r\n\r\n")
+
+    async with rig(then(streams), fast_path_on=True) as r:
+        client = await warm(r)
+        await client.send(POST)
+        head = await client.head()
+        assert b"chunked" in head
+        (conn,) = r.server._connections
+        assert isinstance(conn, FastPathConnection)
+        await r.until(lambda: conn.pending_upstream is not None and conn.pending_upstream.stream is not None)
+        conn.pause_writing()  # in this test's task, as in that of a handler
+        await r.until(lambda: conn.exchange is not None)  # the general path has it
+        go.set()
+        conn.resume_writing()
+        body, _ = await client.chunked()
+        assert body == b"onetwo"
+
+
 class Failing(Everything):
     def decide(self, head: KnownHead, body: bytes, traceparent: bytes) -> PreparedForward | None:
         raise ValueError("cannot say")
