@@ -165,11 +165,7 @@ class FastPathConnection(ClientConnection):
         self._due = IDLE
         pool.counters.upstream_reuses += 1
         wire = b"".join((forward.wire, digits, b"\r\nx-request-id: ", request_id, b"\r\n\r\n", body))
-        write_queue = self.write_queue
-        if write_queue.items:
-            write_queue.items.append((upstream.transport, wire))
-        else:
-            write_queue.write(upstream.transport, wire)
+        self.write_queue.write(upstream.transport, wire)
 
     # Events while a request is on the fast path.
 
@@ -276,11 +272,7 @@ class FastPathUpstream(UpstreamConnection):
             if not out:
                 digits, _, body_at, _ = tail
                 out = b"".join((head.start, digits, b"\r\nx-request-id: ", request_id, b"\r\n\r\n", data[body_at:]))
-            write_queue = conn.write_queue
-            if write_queue.items:
-                write_queue.items.append((conn.transport, out))
-            else:
-                write_queue.write(conn.transport, out)
+            conn.write_queue.write(conn.transport, out)
             self._release(conn)
             sent = len(out)
             self._pool.counters.bytes_relayed += sent

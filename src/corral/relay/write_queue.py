@@ -1,9 +1,12 @@
-"""Collects relayed bytes and writes them together, after all readable input was read.
+"""Collects relayed bytes and writes some of them together.
 
 A write wakes the process at the other end. After a single write that process does little work and sleeps again before
 the next one, so every request pays for two wake-ups; in a virtual machine that is a third of the cost of relaying a
-request. Collected writes share a wake-up: bytes wait until a turn of the event loop brings no more input, for a few
-turns at most. With few requests in flight bytes are written at once.
+request. Collected writes share a wake-up: bytes wait until enough have come together, or until a turn of the event loop
+brings no more input, for a few turns at most. With few requests in flight bytes are written at once.
+
+More would not help: while this process reads one input after the other, the next process has nothing to do, and the
+requests of all clients travel as one crowd that keeps a single core busy.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from corral.relay.server import RelayServer
 
 _FEW = 16
-_MANY = 64  # enough to share a wake-up
+_ENOUGH = 16  # to share a wake-up
 MAX_TURNS = 4
 
 
@@ -23,40 +26,44 @@ class WriteQueue:
     """One per server. It keeps the order of writes to each transport: call `flush` before you write to a transport
     directly, or close it."""
 
-    __slots__ = ("_counted", "_loop", "_server", "_turns", "items")
+    __slots__ = ("_counted", "_is_scheduled", "_items", "_loop", "_server", "_turns")
 
     def __init__(self, server: RelayServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
         self._counted = 0  # items at the last turn
         self._turns = 0
-        self.items: list[tuple[asyncio.Transport, bytes]] = []
+        self._is_scheduled = False
+        self._items: list[tuple[asyncio.Transport, bytes]] = []
 
     def write(self, transport: asyncio.Transport, data: bytes) -> None:
-        """For relayed bytes: what was read bounds how many there are within one turn of the loop."""
-        items = self.items
-        if items:
-            items.append((transport, data))
-        elif self._server.running > _FEW:
-            items.append((transport, data))
-            self._counted = self._turns = 0
-            self._loop.call_soon(self._flush_if_quiet)  # runs after all input that is readable now was read
-        else:
+        """For relayed bytes. Protocols may get `pause_writing` before this returns, not only that of `transport`."""
+        items = self._items
+        if not items and self._server.running <= _FEW:
             transport.write(data)
+            return
+        items.append((transport, data))
+        if len(items) >= _ENOUGH:
+            self.flush()
+        elif not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._flush_if_quiet)  # runs after all input that is readable now was read
 
     def _flush_if_quiet(self) -> None:
-        waiting = len(self.items)
-        if self._counted < waiting < _MANY and self._turns < MAX_TURNS:
+        waiting = len(self._items)
+        if self._counted < waiting and self._turns < MAX_TURNS:
             self._counted = waiting
             self._turns += 1
             self._loop.call_soon(self._flush_if_quiet)
         else:
+            self._is_scheduled = False
             self.flush()
 
     def flush(self) -> None:
-        items = self.items
+        items = self._items
+        self._counted = self._turns = 0
         if items:
-            self.items = []
+            self._items = []
             if len(items) > 1:
                 items = _joined(items)
             for transport, data in items:
