@@ -51,9 +51,14 @@ class PrefixIndex:
 
     def __init__(self, *, ttl_s: float, half_life_s: float) -> None:
         self._ttl_s = ttl_s
+        self._half_life_s = half_life_s
         self._decay = math.log(2) / half_life_s
         self._seen: dict[int, tuple[str, float]] = {}  # the oldest first
         self._weights: dict[str, tuple[float, float]] = {}  # by process: weight, and the time of this value
+
+    def emptied(self) -> PrefixIndex:
+        """A new one with the same times."""
+        return PrefixIndex(ttl_s=self._ttl_s, half_life_s=self._half_life_s)
 
     def match(self, chain: list[int], candidates: dict[str, int], now: float) -> tuple[str, int] | None:
         """The process among `candidates` that has served the longest prefix, and its number of blocks."""

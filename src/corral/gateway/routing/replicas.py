@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
@@ -109,6 +109,7 @@ class ModelRoute:
     index_by_process: dict[str, int] = field(default_factory=dict)
     turn: int = 0  # the index at which the next choice starts
     leaving: tuple[SlotCounter, ...] = ()  # of replicas that left the view and have requests of ours in flight
+    split: TrafficSplit | None = None  # while another revision is on trial: choose among the replicas of one of them
 
     @property
     def resumes_streams(self) -> bool:
@@ -125,6 +126,30 @@ class ModelRoute:
             counter.own for counter in self.leaving
         )
         return busy + self.queue.waiting >= limit
+
+
+class TrafficSplit:
+    """Divides the requests of a model between its replicas and those of a revision on trial, by percent.
+
+    The share is exact and evenly spread: at 5 %, every twentieth request. Each part has ranks and prefixes of its own,
+    so no cached prefix takes a request to the other part.
+    """
+
+    __slots__ = ("_owed", "percent", "stable", "trial")
+
+    def __init__(self, stable: ModelRoute, trial: ModelRoute) -> None:
+        self.stable = stable
+        self.trial = trial
+        self.percent = 0
+        self._owed = 0
+
+    @property
+    def is_trials_turn(self) -> bool:
+        return self._owed + self.percent >= 100
+
+    def advance(self) -> None:
+        """A request was sent: the next one's turn."""
+        self._owed = (self._owed + self.percent) % 100
 
 
 def find_leaving(before: ModelRoute, now: ModelRoute) -> tuple[SlotCounter, ...]:
@@ -170,12 +195,7 @@ def place_replicas(
         node, target = nodes.get(seen.node_id, (None, None))
         model_route = model_routes.get(seen.model)
         # A process of another revision never gets requests, whatever the view contains.
-        if (
-            node is None
-            or target is None
-            or model_route is None
-            or (model_route.model.revision and seen.revision != model_route.model.revision)
-        ):
+        if node is None or target is None or model_route is None or not _may_answer(model_route.model, seen.revision):
             continue
         continues = seen.continues if model_route.model.resume_streams else None
         counter = in_flight.counter(seen.process_id, seen.node_id)
@@ -185,15 +205,45 @@ def place_replicas(
     in_flight.retain({replica.seen.process_id for replicas in found.values() for replica in replicas})
 
 
+def _may_answer(model: ViewModel, revision: str) -> bool:
+    return not model.revision or revision == model.revision or (bool(revision) and revision == model.trial_revision)
+
+
 def _set_replicas(model_route: ModelRoute, replicas: Iterable[ReplicaTarget]) -> None:
     model_route.replicas = tuple(replicas)
+    model_route.index_by_process = _by_process(model_route.replicas)
+    model = model_route.model
+    on_trial = [each for each in model_route.replicas if model.trial_revision == each.seen.revision != model.revision]
+    stable = [each for each in model_route.replicas if each not in on_trial]
+    if on_trial and stable:
+        split = model_route.split = model_route.split or _new_split(model_route)
+        split.percent = min(100, max(0, model.trial_percent))
+        _attach(split.stable, stable)
+        _attach(split.trial, on_trial)
+    else:  # one part alone serves all requests
+        model_route.split = None
+        _attach(model_route, model_route.replicas)
+
+
+def _new_split(model_route: ModelRoute) -> TrafficSplit:
+    model, policy, queue = model_route.model, model_route.policy, model_route.queue
+    return TrafficSplit(
+        ModelRoute(model, policy, queue, model_route.prefixes, turn=model_route.turn),
+        ModelRoute(model, policy, queue, model_route.prefixes.emptied()),
+    )
+
+
+def _attach(model_route: ModelRoute, replicas: Sequence[ReplicaTarget]) -> None:
+    model_route.replicas = tuple(replicas)
     model_route.ranks = [0] * len(model_route.replicas)
-    model_route.index_by_process = {
-        replica.seen.process_id: index for index, replica in enumerate(model_route.replicas)
-    }
+    model_route.index_by_process = _by_process(model_route.replicas)
     for index, replica in enumerate(model_route.replicas):
         seen = replica.seen
         replica.counter.attach(
             model_route.ranks, index, slots=max(1, seen.slots), last_resort=seen.last_resort, queue=model_route.queue
         )
     model_route.prefixes.retain(set(model_route.index_by_process))
+
+
+def _by_process(replicas: Sequence[ReplicaTarget]) -> dict[str, int]:
+    return {replica.seen.process_id: index for index, replica in enumerate(replicas)}

@@ -20,10 +20,18 @@ from corral.gateway.responses import Response
 from corral.gateway.routing.in_flight import InFlight
 from corral.gateway.routing.load_watcher import LoadWatcher
 from corral.gateway.routing.local_sockets import LocalSockets
-from corral.gateway.routing.pick import BUSY, Picked, Policy, PrefixMatch, pick, pick_by_prefix
+from corral.gateway.routing.pick import BUSY, LAST_RESORT, Picked, Policy, PrefixMatch, pick, pick_by_prefix
 from corral.gateway.routing.prefixes import BLOCK, PrefixIndex, hash_blocks
 from corral.gateway.routing.queue import Waiter
-from corral.gateway.routing.replicas import ModelQueue, ModelRoute, ReplicaTarget, Route, find_leaving, place_replicas
+from corral.gateway.routing.replicas import (
+    ModelQueue,
+    ModelRoute,
+    ReplicaTarget,
+    Route,
+    TrafficSplit,
+    find_leaving,
+    place_replicas,
+)
 from corral.gateway.routing.request import RouteRequest, WaitTimes
 from corral.gateway.routing.settings import RoutingSettings
 from corral.gateway.routing.suggestions import ModelSuggestions
@@ -112,7 +120,11 @@ class ReplicaRouter:
             settings = self._settings
             prefixes = PrefixIndex(ttl_s=settings.prefix_cache_ttl_s, half_life_s=settings.prefix_half_life_s)
             return ModelRoute(model, policy, self.new_queue(model.id), prefixes)
-        return ModelRoute(model, policy, known.queue, known.prefixes, turn=known.turn)
+        split = known.split if known.model.trial_revision == model.trial_revision else None
+        prefixes = known.prefixes
+        if known.split is not None and model.revision == known.model.trial_revision:  # promoted: its caches count
+            prefixes = known.split.trial.prefixes
+        return ModelRoute(model, policy, known.queue, prefixes, turn=known.turn, split=split)
 
     def new_queue(self, name: str) -> ModelQueue:
         return ModelQueue(partial(self._serve_waiting, name))
@@ -170,6 +182,8 @@ class ReplicaRouter:
 
     def _choose(self, model_route: ModelRoute, body: bytes) -> ReplicaTarget | None:
         """Choose a replica and take a slot of it."""
+        if model_route.split is not None:
+            return self._choose_part(model_route.split, body)
         replicas = model_route.replicas
         if len(replicas) > 1 and model_route.policy.prefix_cache and len(body) > BLOCK:
             index = self._choose_by_prefix(model_route, body)
@@ -180,6 +194,18 @@ class ReplicaRouter:
         model_route.turn = index + 1
         replica = replicas[index]
         replica.counter.begin()
+        return replica
+
+    def _choose_part(self, split: TrafficSplit, body: bytes) -> ReplicaTarget | None:
+        """While a revision is on trial: one of its replicas in its turns. A request never waits for it, and it gets
+        more than its share only where no other replica can be reached."""
+        replica = ReplicaRouter._choose(self, split.trial, body) if split.is_trials_turn else None
+        if replica is None:
+            replica = ReplicaRouter._choose(self, split.stable, body)
+        if replica is None and min(split.stable.ranks) >= LAST_RESORT:
+            replica = ReplicaRouter._choose(self, split.trial, body)
+        if replica is not None:
+            split.advance()
         return replica
 
     def _choose_by_prefix(self, model_route: ModelRoute, body: bytes) -> int | None:
