@@ -81,6 +81,7 @@ SERVICES = (
     "loads",
     "replica_rows",
     "explaining",
+    "trials",
     "upgrades",
     "views",
     "feed",

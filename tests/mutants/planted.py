@@ -68,7 +68,7 @@ PLANTED = (
         "show-two-revisions",
         f"{_CONTROLLER}.inventory.routable",
         "routable",
-        "replica.revision == answering[replica.model]",
+        "replica.revision in (answering[replica.model], models[replica.model].on_trial)",
         "True",
         "two revisions of a model answer at once (invariant 2)",
     ),

@@ -43,6 +43,7 @@ from tests.support.model_catalogue import NothingToFetch, models_of
 from tests.support.processes import free_port
 from tests.support.shared_app import shared_app
 from tests.support.sqlite import sqlite_url
+from tests.support.trials import NoTrials
 
 _UNUSED = (
     "join_tokens",
@@ -113,6 +114,7 @@ class Api:
             "models": models,
             "schedules": schedules,
             "fetches": NothingToFetch(),
+            "trials": NoTrials(),
             "planner": InstallPlanner(self._session, HubSettings("http://127.0.0.1:9", wait_s=0.01), EmptyFleet()),
             "fits": CatalogueFits(EmptyFleet(), SizeLookups(not_found, self.fleet.clock), wait_s=0.01),
             "gallery_status": GalleryStatus({}),

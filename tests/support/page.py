@@ -66,6 +66,7 @@ from tests.support.replica_fleet import ReplicaFleet, open_replica_fleet
 from tests.support.scripted_catalogue import ScriptedCatalogue
 from tests.support.shared_app import shared_app
 from tests.support.sqlite import sqlite_url
+from tests.support.trials import NoTrials
 
 GIB = 1024**3
 
@@ -152,7 +153,7 @@ async def open_model_page(folder: Path) -> AsyncIterator[tuple[PageApp, ReplicaF
     """The same in front of a controller that loads models."""
     async with open_replica_fleet(sqlite_url(folder)) as fleet:
         parts = fleet.replicas["c1"]
-        more = {"loads": parts.loads, "replica_rows": parts.rows, "explaining": parts.why}
+        more = {"loads": parts.loads, "replica_rows": parts.rows, "explaining": parts.why, "trials": parts.trials}
         with _page_app_of(fleet.fleet.first, fleet.fleet.clock, **more) as page:
             yield page, fleet
 
@@ -191,7 +192,12 @@ def _page_app(
     overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
     services = {"access": access, "join_tokens": tokens, "nodes": admin, "feed": feed, "overview": overview}
     services |= {"operations": backends.operations, "installed": backends.installed, "integrity": backends.integrity}
-    services |= {"fetches": NothingToFetch(), "planner": NoSources(), "gallery_status": GalleryStatus({})}
+    services |= {
+        "fetches": NothingToFetch(),
+        "trials": NoTrials(),
+        "planner": NoSources(),
+        "gallery_status": GalleryStatus({}),
+    }
     services |= {"fits": CatalogueFits(EmptyFleet(), SizeLookups(not_found, clock), wait_s=0.01)}
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.resolver}
     models = models_of(store, feed)

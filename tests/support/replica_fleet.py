@@ -65,6 +65,7 @@ QUICK = ReplicaPace(
     busy_interval_s=0.05,
     rest_s=0.002,
     orphan_interval_s=0.2,
+    trial_interval_s=0.05,
     times=LifecycleTimes(
         resend_after=timedelta(seconds=0.3),
         send_retry=timedelta(seconds=0.1),

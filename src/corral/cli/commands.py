@@ -31,7 +31,7 @@ COMMANDS = {
         "corral.cli.fleet.logs:app",
         "Print the log of the processes of a model or a backend, or of a node's worker.",
     ),
-    "why": ("corral.cli.fleet.why:app", "Explain placement decisions and open operations."),
+    "why": ("corral.cli.fleet.why:app", "Explain placement decisions, operations and rollouts."),
     "ops": ("corral.cli.operations.commands:app", "List, follow, cancel and retry operations."),
     "top": ("corral.cli.top.command:app", "Show nodes, models, operations, requests and logs live in the terminal."),
     "rollouts": (

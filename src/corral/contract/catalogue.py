@@ -86,6 +86,10 @@ class InstallModel(Message, frozen=True):
     fetch: bool = False  # its files now, not when the first request needs them
     source: str = ""  # hf://…, https://…: derive the definition; with a definition: where that came from
     quant: str = ""  # of the source: this quantisation instead of the best that fits
+    soak: str = ""  # of a replacement: try the new revision beside the old one; the rest is as in `EditModel`
+    max_errors: str = ""
+    max_slowdown: float = 0.0
+    min_requests: int = 0
 
 
 class EditModel(Message, frozen=True):
@@ -96,6 +100,10 @@ class EditModel(Message, frozen=True):
     changes: dict[str, Any] = msgspec.field(default_factory=dict)
     recreate: bool = False
     row_version: int = 0  # only if it is still this one; 0: whichever it is
+    soak: str = ""  # 5m, or 200 requests: try the new revision beside the old one (docs/reference/rollouts.md)
+    max_errors: str = ""  # limits of the soak; empty or 0: the default
+    max_slowdown: float = 0.0
+    min_requests: int = 0
 
 
 class ModelChanged(Message, frozen=True):
@@ -108,6 +116,7 @@ class ModelChanged(Message, frozen=True):
     changed: bool = always(bool)  # False: it was so already
     notes: tuple[str, ...] = ()  # for users: a backend that no gallery has, an alias without a model
     job_id: str = ""  # of the operation that fetches its files, where that was asked and there are any to fetch
+    rollout_id: str = ""  # of the operation that tries the new revision
 
 
 class AvailableModel(Message, frozen=True):

@@ -1,4 +1,5 @@
-"""Rollouts as people see them: `GET /api/rollouts/…` (docs/reference/rollouts.md)."""
+"""Rollouts of backends and of revisions of models, as people see them: `GET /api/rollouts/…`
+(docs/reference/rollouts.md)."""
 
 from __future__ import annotations
 
@@ -66,6 +67,12 @@ class RolloutView(Message, frozen=True):
     reverted_by: tuple[str, ...] = ()  # operations that return nodes to their previous version
     message: str = ""  # the state in one sentence
     classes: tuple[RolloutClassView, ...] = ()
+    model: str = ""  # whose new revision is on trial; `backend` is empty then
+    revision: str = ""
+    old_revision: str = ""
+    percent: int = 0  # of the model's requests that the new revision gets now
+    in_place: bool = False  # the new revision replaced the old one at once: no node holds both
+    plan: str = ""  # which of the two, and why
 
 
 class RolloutList(Message, frozen=True, omit_defaults=False):

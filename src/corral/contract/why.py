@@ -28,7 +28,14 @@ class WhyOperation(Message, frozen=True):
 
     operation: OperationView
     lines: tuple[str, ...] = ()  # sentences, with the numbers that decide
-    rollout: RolloutView | None = None  # of an upgrade
+    rollout: RolloutView | None = None  # of an upgrade, or of a new revision of a model
+
+
+class WhyRollout(Message, frozen=True):
+    """How far a rollout is, and the figures that decide about it."""
+
+    rollout: RolloutView
+    lines: tuple[str, ...] = ()  # sentences, with the numbers that decide
 
 
 class WhyCheck(Message, frozen=True):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -388,12 +389,31 @@ class RolloutNodeBefore(msgspec.Struct, frozen=True, omit_defaults=True):
     version: str = ""
 
 
+class ModelTrial(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A new revision of a model, and the one that it is compared with."""
+
+    revision: str
+    old_revision: str
+    definition: dict[str, Any]
+    old_definition: dict[str, Any]
+    origin: str
+    old_origin: str
+    source: str = ""
+    old_source: str = ""
+    in_place: bool = False  # memory cannot hold both: the model has the new definition already
+    plan: str = ""  # which of the two, in words
+    failures: int = 0  # of starts
+    failed_on: dict[str, str] = {}  # by node: why
+    failed_node: str = ""  # name of the last one
+    waiting: str = ""  # why no node takes a replica
+
+
 class Rollout(msgspec.Struct, frozen=True):
     """The state of one rollout, beside its operation."""
 
     operation_id: str
-    generation: int  # of the rule that is rolled out
-    subject: str  # the backend
+    generation: int  # of the rule that is rolled out; 0: of a model
+    subject: str  # the backend, or the model
     phase: RolloutPhase
     settings: RolloutSettings
     started_at: datetime
@@ -406,6 +426,12 @@ class Rollout(msgspec.Struct, frozen=True):
     reverted_by: tuple[str, ...] = ()  # operations that return nodes to their previous version
     classes: tuple[RolloutClass, ...] = ()
     nodes: dict[str, RolloutNodeBefore] = {}  # by id
+    trial: ModelTrial | None = None  # of a model; None: of a backend
+
+    @property
+    def what(self) -> str:
+        """What is new, in words."""
+        return "build" if self.trial is None else "revision"
 
     @property
     def is_over(self) -> bool:

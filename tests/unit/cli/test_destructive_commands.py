@@ -86,6 +86,7 @@ HARMLESS = {
     "why node",
     "why op",
     "why operation",
+    "why rollout",
     "rollouts list",
     "rollouts show",
     "rollouts resume",

@@ -30,6 +30,7 @@ from corral.cli.common.output import (
     print_note,
     print_table,
 )
+from corral.cli.common.soak_options import MaxErrors, MaxSlowdown, MinRequests, soak_fields
 from corral.cli.operations.watch import (
     UP_TO_DATE,
     UP_TO_DATE_IN_READABLE_GALLERIES,
@@ -253,22 +254,9 @@ async def upgrade_backends(
             callback=reject_empty,
         ),
     ] = "",
-    max_errors: Annotated[
-        str,
-        declare.Option(
-            "--max-errors", metavar="SHARE", help="with --soak: how much the share of failed requests may rise [2%]"
-        ),
-    ] = "",
-    max_slowdown: Annotated[
-        float,
-        declare.Option(
-            "--max-slowdown", metavar="TIMES", help="with --soak: how many times as slow the median may be [1.5]"
-        ),
-    ] = 0.0,
-    min_requests: Annotated[
-        int,
-        declare.Option("--min-requests", metavar="N", help="with --soak: requests of each build to judge by [20]"),
-    ] = 0,
+    max_errors: MaxErrors = "",
+    max_slowdown: MaxSlowdown = 0.0,
+    min_requests: MinRequests = 0,
     dry_run: DryRun = False,
     detach: Detach = False,
     as_json: Json = False,
@@ -292,8 +280,7 @@ async def upgrade_backends(
         raise declare.BadParameter("give either names of backends or --outdated")
     scope = node_scope(node, selector, all_nodes, default=True)
     chosen = list(names or []) or await _outdated(client, node)
-    trial = {"soak": soak, "max_errors": max_errors, "max_slowdown": max_slowdown, "min_requests": min_requests}
-    given = {name: value for name, value in trial.items() if value}
+    given = soak_fields(soak=soak, max_errors=max_errors, max_slowdown=max_slowdown, min_requests=min_requests)
     bodies = [operation_body("upgrade", each, scope, max_parallel=max_parallel, **given) for each in chosen]
     return await run_operations(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json, outdated=outdated)
 

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from corral.contract.why import WhyReplica, WhyVerdict
 
 app = declare.App(
-    help="""Explain placement decisions and open operations.
+    help="""Explain placement decisions, operations and rollouts.
 
     \b
     Examples:
       corral why model smollm2-135m
       corral why node barn
       corral why op 3f2a91c0
+      corral why rollout 3f2a91c0
     """,
 )
 Numbers = Annotated[bool, declare.Option("--numbers", help="show every check and the ranking")]
@@ -119,6 +120,23 @@ async def why_operation(client: Client, operation: Operation, as_json: Json = Fa
       corral why operation 3f2a91c0
     """
     await _explain_operation(client, operation, as_json=as_json, whole=True)
+
+
+@app.command("rollout")
+@fleet_command
+async def why_rollout(client: Client, operation: Operation, as_json: Json = False) -> None:
+    """Show how far a rollout is, and the figures that decide.
+
+    \b
+    Examples:
+      corral why rollout 3f2a91c0
+      corral why rollout 3f2a91c0 --json
+    """
+    why = await client.why.rollout((await find(client, operation)).job_id)
+    if as_json:
+        print_json(why)
+        return
+    _print_lines(map(printable, why.lines))
 
 
 async def _explain_operation(client: Client, operation: str, *, as_json: bool, whole: bool) -> None:

@@ -14,12 +14,14 @@ from corral.cli.common.fleet_command import destructive_command, fleet_command
 from corral.cli.common.options import (
     NO_MATCH,
     NO_MATCH_IN_READABLE_GALLERIES,
+    Detach,
     Json,
     Yes,
     confirm,
     note_unread_galleries,
 )
 from corral.cli.common.output import (
+    DONE,
     is_interactive,
     key_value_lines,
     print_json,
@@ -28,11 +30,12 @@ from corral.cli.common.output import (
     print_table,
     printable,
 )
+from corral.cli.common.soak_options import MaxErrors, MaxSlowdown, MinRequests, soak_fields
 from corral.cli.models import files as model_files
 from corral.cli.models import replicas as model_replicas
 from corral.cli.models import text as model_text
-from corral.cli.models.install import install_models
-from corral.cli.models.options import File, Recreate, Set, change_each, changes_of, print_change, read_text
+from corral.cli.models.install import finish_change, install_models
+from corral.cli.models.options import File, Recreate, Set, Soak, change_each, changes_of, read_text
 from corral.kit.errors import CorralError, Failed, NotFound
 from corral.kit.humanize import to_yaml
 
@@ -148,16 +151,28 @@ async def edit_model(
     ] = None,
     file: File = "",
     recreate: Recreate = False,
+    soak: Soak = "",
+    max_errors: MaxErrors = "",
+    max_slowdown: MaxSlowdown = 0.0,
+    min_requests: MinRequests = 0,
+    dry_run: Annotated[bool, declare.Option("--dry-run", help="with --soak: only show what would be done")] = False,
+    detach: Detach = False,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Change the definition of a model. Without --set, --unset and --file, opens your editor ($VISUAL or $EDITOR).
 
     The old replicas serve requests until a replica with the new definition is ready; --recreate stops them at once.
     Changes of descriptions, tags and limits do not replace replicas.
 
+    With --soak a replica of the new revision starts beside the old ones and gets a growing share of the requests. If
+    failures, time to first token or tokens/s are worse than those of the old revision, the model returns to it; exit
+    code 1. `corral rollouts` shows the figures, pauses, promotes and aborts. Ctrl-C detaches; the trial goes on.
+
     \b
     Examples:
       corral models edit smollm2-135m --set context_size=8192 --set parameters.temperature=0.2
+      corral models edit smollm2-135m --set backend=vllm --soak 5m --max-errors 1%
+      corral models edit smollm2-135m --set backend=vllm --soak 5m --dry-run
       corral models edit smollm2-135m --unset parallel
       corral models edit smollm2-135m --file smollm2.yaml
       corral models edit smollm2-135m
@@ -166,22 +181,24 @@ async def edit_model(
 
     if file and (sets or unset):
         raise declare.BadParameter("--file replaces the whole definition: remove --set and --unset")
+    more = soak_fields(soak=soak, max_errors=max_errors, max_slowdown=max_slowdown, min_requests=min_requests)
+    more["recreate"] = recreate
+    if dry_run and not (soak and (sets or unset or file)):
+        raise declare.BadParameter("--dry-run shows how --soak would try a change given by --set, --unset or --file")
     if sets or unset:
-        changed = await client.models.change(name, EditModel(changes=changes_of(sets, unset), recreate=recreate))
+        edit = EditModel(changes=changes_of(sets, unset), **more)
+        changed = await client.models.change(name, edit, plan=dry_run)
     elif file:
-        changed = await client.models.replace(name, EditModel(text=read_text(file), recreate=recreate))
+        changed = await client.models.replace(name, EditModel(text=read_text(file), **more), plan=dry_run)
     else:
         before = await client.models.get(name)
         text = _edit_in_editor(before)
         if text is None:
             print_note("Nothing was changed.")
-            return
-        edit = EditModel(text=text, recreate=recreate, row_version=before.row_version)
+            return DONE
+        edit = EditModel(text=text, row_version=before.row_version, **more)
         changed = await _replace_or_save_draft(client, name, edit)
-    if as_json:
-        print_json(changed)
-    else:
-        print_change(changed)
+    return await finish_change(client, changed, detach=detach, as_json=as_json)
 
 
 async def _replace_or_save_draft(client: Client, name: str, edit: EditModel) -> ModelChanged:

@@ -9,7 +9,8 @@ from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_if_given
 from corral.cli.common.options import Detach, Json, reject_empty
 from corral.cli.common.output import DONE, print_json, print_note
-from corral.cli.models.options import File, Recreate, Set, change_each, changes_of, read_documents
+from corral.cli.common.soak_options import MaxErrors, MaxSlowdown, MinRequests, soak_fields
+from corral.cli.models.options import File, Recreate, Set, Soak, change_each, changes_of, print_change, read_documents
 from corral.cli.models.sources import (
     SourceOptions,
     check_source_options,
@@ -61,6 +62,10 @@ async def install_models(
     sets: Set = None,
     replace: Annotated[bool, declare.Option("--replace", help="replace an installed model of the same name")] = False,
     recreate: Recreate = False,
+    soak: Soak = "",
+    max_errors: MaxErrors = "",
+    max_slowdown: MaxSlowdown = 0.0,
+    min_requests: MinRequests = 0,
     no_fetch: Annotated[
         bool, declare.Option("--no-fetch", help="fetch the files on the first request instead of now")
     ] = False,
@@ -76,6 +81,9 @@ async def install_models(
     (which is uploaded), or from a definition in --file. Of a repository, the best quantisation that fits on a node is
     chosen. The definition (backend, context size, chat template, embeddings) is derived from the file; --set changes
     it.
+
+    With --replace --soak the new revision of a model is tried on a share of the requests first, as with
+    `corral models edit --soak`.
 
     Ctrl-C detaches; the controller continues to fetch. An upload stops: run the command again to continue it. Exit
     code 0: done. 1: failed. 3: not finished yet.
@@ -103,7 +111,10 @@ async def install_models(
     if dry_run:
         return await _dry_run(client, names or (), texts, options, variant, as_json=as_json)
     more: dict[str, Any] = {"name": own_name, "overrides": dict(options.overrides), "replace": replace}
+    more |= soak_fields(soak=soak, max_errors=max_errors, max_slowdown=max_slowdown, min_requests=min_requests)
     more["fetch"] = not no_fetch
+    if soak and not replace:
+        raise declare.BadParameter("--soak compares a new revision with the one that is installed: add --replace")
     requests = [InstallModel(model=name, variant=variant, recreate=recreate, **more) for name in names or ()]
     requests += [InstallModel(text=text, recreate=recreate, **more) for text in texts]
     return await install_all(client, requests, options, detach=detach, as_json=as_json)
@@ -131,6 +142,17 @@ async def _dry_run(
     return DONE
 
 
+async def finish_change(client: Client, changed: ModelChanged, *, detach: bool, as_json: bool) -> int:
+    """Print what an edit did, and follow its trial."""
+    trials = [changed.rollout_id] if changed.rollout_id else []
+    if as_json:
+        code = await watch.wait_silently(client, trials) if trials and not detach else DONE
+        print_json(changed)
+        return code
+    print_change(changed)
+    return await watch.follow_or_detach(client, trials, detach=detach, as_json=False) if trials else DONE
+
+
 async def install_all(
     client: Client, requests: Sequence[InstallModel], options: SourceOptions, *, detach: bool, as_json: bool
 ) -> int:
@@ -143,7 +165,7 @@ async def install_all(
         return await client.models.install(request)
 
     done, code = await change_each(requests, install, as_json=as_json)
-    fetching = [each.job_id for each in done if each.job_id]
+    fetching = [job for each in done for job in (each.job_id, each.rollout_id) if job]
     if as_json:  # the result has the ids of the operations
         fetched = await watch.wait_silently(client, fetching) if fetching and not detach else DONE
         print_json(done)

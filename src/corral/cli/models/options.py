@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from corral.cli.common import declare
+from corral.cli.common.options import reject_empty
 from corral.cli.common.output import DONE, FAILED, print_error, print_line, print_note, printable
 from corral.cli.models import text as model_text
 from corral.kit.errors import CorralError, Invalid
@@ -23,6 +24,15 @@ Set = Annotated[
 ]
 Recreate = Annotated[
     bool, declare.Option("--recreate", help="stop the old replicas at once instead of when a new one is ready")
+]
+Soak = Annotated[
+    str,
+    declare.Option(
+        "--soak",
+        metavar="TIME|N",
+        help="try the new revision on 5 %, 25 % and all of the requests for this time (5m), or for N of them (200)",
+        callback=reject_empty,
+    ),
 ]
 
 

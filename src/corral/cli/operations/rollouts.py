@@ -1,4 +1,4 @@
-"""`corral rollouts …`: shows and steers upgrades that proceed by hardware class."""
+"""`corral rollouts …`: shows and steers upgrades that proceed by hardware class, and trials of new revisions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 app = declare.App(
     help="""Show, pause, promote and abort rollouts.
 
-    A rollout is an upgrade that tries the new build on one node of each hardware class first.
+    A rollout is an upgrade that tries the new build of a backend on one node of each hardware class first, or an edit
+    of a model that tries the new revision on a share of the requests first.
 
     \b
     Examples:
@@ -27,8 +28,9 @@ app = declare.App(
       corral rollouts promote 3f2a91c0
     """,
 )
-_COLUMNS = ("ID", "BACKEND", "PHASE", "SOAK", "STARTED", "NOTE")
+_COLUMNS = ("ID", "NAME", "PHASE", "SOAK", "STARTED", "NOTE")
 _CLASS_COLUMNS = ("HARDWARE CLASS", "NODES", "FIRST", "STATE", "NEW", "OLD", "NOTE")
+_TRIAL_COLUMNS = ("REVISION", "NODE", "STATE", "SHARE", "NEW", "OLD", "NOTE")
 _FIGURE_COLUMNS = ("FIGURE", "JUDGEMENT")
 
 
@@ -48,7 +50,7 @@ async def list_rollouts(client: Client, as_json: Json = False) -> None:
     rows = [
         (
             short_id(each.operation_id),
-            each.backend,
+            each.backend or f"model {each.model}",
             each.phase,
             each.soak or "-",
             relative_time(each.started_at),
@@ -75,7 +77,12 @@ async def show_rollout(client: Client, operation: Operation, as_json: Json = Fal
     for line in key_value_lines(_details(view)):
         print_line(line)
     print_line()
-    print_table(_CLASS_COLUMNS, [_class_row(each) for each in view.classes], empty="No node takes part yet.")
+    columns, rows = (
+        (_TRIAL_COLUMNS, [_trial_row(view, each) for each in view.classes])
+        if view.model
+        else (_CLASS_COLUMNS, [_class_row(each) for each in view.classes])
+    )
+    print_table(columns, rows, empty="No node takes part yet.")
     figures = [(figure.words, "worse" if figure.worse else "good") for each in view.classes for figure in each.figures]
     if figures:
         print_line()
@@ -140,20 +147,35 @@ async def _steer(client: Client, operation: str, action: str) -> None:
 def _details(view: RolloutView) -> list[tuple[str, str]]:
     limits = (
         f"failed requests + {100 * view.max_errors:g} %, {view.max_slowdown:g} times as slow, "
-        f"{view.min_requests} requests of each build"
+        f"{view.min_requests} requests of old and new"
     )
     return [
         ("id", view.operation_id),
         ("backend", view.backend),
+        ("model", view.model),
+        ("revision", f"{view.revision[:8]}, before {view.old_revision[:8]}" if view.model else ""),
+        ("plan", view.plan),
         ("phase", view.phase),
         ("state", view.message),
         ("soak", view.soak or "none"),
         ("limits", limits if view.soak else ""),
-        ("at once", view.max_parallel),
+        ("at once", view.max_parallel if view.backend else ""),
         ("started", relative_time(view.started_at)),
         ("ended", relative_time(view.ended_at) if view.ended_at else ""),
         ("reverted by", " ".join(short_id(each) for each in view.reverted_by)),
     ]
+
+
+def _trial_row(view: RolloutView, each: RolloutClassView) -> tuple[str, ...]:
+    return (
+        view.revision[:8],
+        each.canary,
+        each.state,
+        f"{view.percent} %",
+        f"{each.new_requests} requests",
+        f"{each.old_requests} requests",
+        _note(each),
+    )
 
 
 def _class_row(each: RolloutClassView) -> tuple[str, ...]:
@@ -164,5 +186,9 @@ def _class_row(each: RolloutClassView) -> tuple[str, ...]:
         each.state,
         f"{each.new_requests} requests",
         f"{each.old_requests} requests",
-        each.passed or each.waiting or (f"{each.deaths} processes ended" if each.deaths else ""),
+        _note(each),
     )
+
+
+def _note(each: RolloutClassView) -> str:
+    return each.passed or each.waiting or (f"{each.deaths} processes ended" if each.deaths else "")

@@ -39,6 +39,7 @@ _DONE_WORDS = {
     "stage": "staged",
     "corral-upgrade": "upgraded",
     "upload": "uploaded",
+    "rollout": "rolled out",
 }
 STAGING = "staging"  # files of a model for its load: part of the load, and no operation
 TRANSFERS = ("fetch", "stage", "upload", STAGING)  # of files, to a place

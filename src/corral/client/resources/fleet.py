@@ -9,7 +9,7 @@ from corral.client.connection import ApiConnection, segment
 from corral.contract.admin import CreateJoinToken, CreateKey, JoinTokenCreated, JoinTokenView, KeyCreated, KeyView
 from corral.contract.fleet import ApplyBody, FleetDiff, FleetFile
 from corral.contract.receipts import RequestList, RequestView, RunningList
-from corral.contract.why import WhyModel, WhyNode, WhyOperation
+from corral.contract.why import WhyModel, WhyNode, WhyOperation, WhyRollout
 
 _GALLERIES_S = 120.0  # models of galleries are looked up
 
@@ -37,6 +37,9 @@ class WhyApi:
 
     async def operation(self, operation_id: str) -> WhyOperation:
         return await self._api.call("GET", f"/api/why/operations/{segment(operation_id)}", WhyOperation)
+
+    async def rollout(self, operation_id: str) -> WhyRollout:
+        return await self._api.call("GET", f"/api/why/rollouts/{segment(operation_id)}", WhyRollout)
 
 
 _PAGE = 500

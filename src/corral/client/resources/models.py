@@ -53,13 +53,17 @@ class Models:
     async def install(self, request: InstallModel) -> ModelChanged:
         return await self._api.call("POST", "/api/models", ModelChanged, request, timeout_s=GALLERIES_S)
 
-    async def replace(self, model: str, request: EditModel) -> ModelChanged:
-        """Replace the whole definition."""
-        return await self._api.call("PUT", f"/api/models/{segment(model)}", ModelChanged, request)
+    async def replace(self, model: str, request: EditModel, *, plan: bool = False) -> ModelChanged:
+        """Replace the whole definition. `plan`: only say how its soak would go."""
+        return await self._edit("PUT", model, request, plan=plan)
 
-    async def change(self, model: str, request: EditModel) -> ModelChanged:
-        """Change some keys of the definition."""
-        return await self._api.call("PATCH", f"/api/models/{segment(model)}", ModelChanged, request)
+    async def change(self, model: str, request: EditModel, *, plan: bool = False) -> ModelChanged:
+        """Change some keys of the definition. `plan`: only say how its soak would go."""
+        return await self._edit("PATCH", model, request, plan=plan)
+
+    async def _edit(self, method: str, model: str, request: EditModel, *, plan: bool) -> ModelChanged:
+        path = f"/api/models/{segment(model)}" + ("?plan=true" if plan else "")
+        return await self._api.call(method, path, ModelChanged, request)
 
     async def delete(self, model: str, *, force: bool = False) -> ModelChanged:
         path = f"/api/models/{segment(model)}" + ("?force=true" if force else "")

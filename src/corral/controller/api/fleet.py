@@ -9,7 +9,7 @@ from litestar import Controller, Request, get, post
 
 from corral.contract.admin import Cluster, GalleryView
 from corral.contract.fleet import ApplyBody, FleetDiff, FleetFile
-from corral.contract.why import WhyModel, WhyNode, WhyOperation
+from corral.contract.why import WhyModel, WhyNode, WhyOperation, WhyRollout
 from corral.controller.api.auth import admins, principal_of, viewers
 from corral.controller.api.overview import Overview
 from corral.controller.api.path_segments import whole_name
@@ -18,7 +18,7 @@ from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.models.service import Models
 from corral.controller.operations.rollouts import Rollouts
 from corral.controller.operations.service import Operations
-from corral.controller.operations.why import explain
+from corral.controller.operations.why import explain, explain_rollout
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.replicas.why import PlacementExplainer
 
@@ -59,6 +59,10 @@ class WhyRoutes(Controller):
     @get("/operations/{job_id:str}", summary="Explain an operation: what each node waits for, and how its rollout is")
     async def operation(self, operations: Operations, rollouts: Rollouts, job_id: str) -> WhyOperation:
         return explain(await operations.view(job_id), await rollouts.find_view(job_id))
+
+    @get("/rollouts/{job_id:str}", summary="Explain a rollout: how far it is, and the figures that decide about it")
+    async def rollout(self, rollouts: Rollouts, job_id: str) -> WhyRollout:
+        return explain_rollout(await rollouts.view(job_id))
 
 
 ROUTES: tuple[Any, ...] = (cluster, galleries, apply_file, export_file, WhyRoutes)

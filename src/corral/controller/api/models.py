@@ -35,6 +35,7 @@ from corral.controller.operations.service import Operations
 from corral.controller.staging.cleanup import FleetCleanup
 from corral.controller.staging.locations import FileLocations
 from corral.controller.staging.stages import Stages
+from corral.controller.trials.accept import Trials
 from corral.kit.errors import Invalid
 
 AnyRequest = Request[Any, Any, Any]
@@ -42,6 +43,7 @@ Term = Annotated[
     str, Parameter(max_length=200, description="Only entries with these words in name, description or tags")
 ]
 DryRun = Annotated[bool, Parameter(description="Remove nothing; the response says what would be removed")]
+Plan = Annotated[bool, Parameter(description="With a soak: change nothing; the response says what would be done")]
 Force = Annotated[bool, Parameter(description="Although aliases refer to the model or a file defines it")]
 
 
@@ -95,27 +97,41 @@ class ModelRoutes(Controller):
 
     @post("/", guards=(admins,), summary="Install a model from a gallery, from a source, or by its definition")
     async def install(
-        self, request: AnyRequest, models: Models, fetches: Fetches, planner: InstallPlanner, data: InstallModel
+        self,
+        request: AnyRequest,
+        models: Models,
+        trials: Trials,
+        fetches: Fetches,
+        planner: InstallPlanner,
+        data: InstallModel,
+        plan: Plan = False,
     ) -> ModelChanged:
         by = principal_of(request).name
         if data.source and not data.definition and not data.text:
             data = await planner.resolve(data)
+        if data.soak:
+            return await trials.install(data, by=by, dry_run=plan)
+        _refuse_without_soak(data, plan=plan)
         changed = await models.install(data, by=by)
         if not data.fetch:
             return changed
         return msgspec.structs.replace(changed, job_id=await fetches.request(changed.id, by=by))
 
     @put("/{model:str}", guards=(admins,), summary="Replace the definition of a model")
-    async def replace(self, models: Models, model: str, data: EditModel) -> ModelChanged:
+    async def replace(
+        self, request: AnyRequest, models: Models, trials: Trials, model: str, data: EditModel, plan: Plan = False
+    ) -> ModelChanged:
         if data.changes:
             raise Invalid("changes are for PATCH; PUT takes a whole definition")
-        return await models.edit(whole_name(model), data)
+        return await _edit(request, models, trials, model, data, plan=plan)
 
     @patch("/{model:str}", guards=(admins,), summary="Change keys of a model's definition; null removes a key")
-    async def change(self, models: Models, model: str, data: EditModel) -> ModelChanged:
+    async def change(
+        self, request: AnyRequest, models: Models, trials: Trials, model: str, data: EditModel, plan: Plan = False
+    ) -> ModelChanged:
         if not data.changes:
             raise Invalid('say which keys change: {"changes": {…}}')
-        return await models.edit(whole_name(model), data)
+        return await _edit(request, models, trials, model, data, plan=plan)
 
     @delete(
         "/{model:str}",
@@ -125,6 +141,20 @@ class ModelRoutes(Controller):
     )
     async def remove(self, models: Models, model: str, force: Force = False) -> ModelChanged:
         return await models.delete(whole_name(model), force=force)
+
+
+async def _edit(
+    request: AnyRequest, models: Models, trials: Trials, model: str, data: EditModel, *, plan: bool
+) -> ModelChanged:
+    if data.soak:
+        return await trials.edit(whole_name(model), data, by=principal_of(request).name, dry_run=plan)
+    _refuse_without_soak(data, plan=plan)
+    return await models.edit(whole_name(model), data)
+
+
+def _refuse_without_soak(data: EditModel | InstallModel, *, plan: bool) -> None:
+    if plan or data.max_errors or data.max_slowdown or data.min_requests:
+        raise Invalid("limits and plan are for a soak: say how long it takes, for example soak 5m")
 
 
 class ScheduleRoutes(Controller):

@@ -11,7 +11,6 @@ from datetime import datetime
 
 import msgspec
 
-from corral.contract.hardware import DEFAULT, DISABLED
 from corral.contract.messages.backends import BackendResult
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.backends.catalogue import MachineKind
@@ -22,7 +21,7 @@ from corral.controller.backends.rules import Unwanted, Wanted, fold, without_ove
 from corral.controller.inventory.installed import concrete_name, names_in
 from corral.controller.inventory.nodes import is_current, takes_backends
 from corral.controller.orders.order import Build
-from corral.controller.rollouts.hardware_class import hardware_class
+from corral.controller.rollouts.hardware_class import hardware_of
 from corral.store.engine.transactions import Transaction
 from corral.store.records import (
     BackendIntent,
@@ -288,17 +287,6 @@ def before_of(node: NodeWorld, outline: NodeOutline, backend: str) -> RolloutNod
     if there is None:
         return RolloutNodeBefore(hardware_of(outline))
     return RolloutNodeBefore(hardware_of(outline), concrete_name(node.backends, backend), there.digest, there.version)
-
-
-def hardware_of(outline: NodeOutline) -> str:
-    """The hardware class of a node. Nodes with different capabilities run different builds."""
-    capability = outline.capability if outline.capability not in ("", DEFAULT, DISABLED) else ""
-    return hardware_class(
-        vendor=capability or outline.gpu_vendor,
-        generation=outline.gpu_compute_capability,
-        memory_bytes=outline.total_vram or outline.total_ram,
-        platform=outline.platform,
-    )
 
 
 def kind_of(outline: NodeOutline) -> MachineKind:

@@ -52,7 +52,7 @@ from corral.kit.log import get_log
 from corral.kit.tasks import run_every
 from corral.kit.threads import run_uncancelled
 from corral.store.engine.transactions import Store
-from corral.store.tables import model_files, models
+from corral.store.tables import model_files, models, rollouts
 from corral.store.tables.model_files import StoredFile
 
 log = get_log(__name__)
@@ -464,8 +464,10 @@ class ModelFiles:
             log.info("a model was deleted while its files were fetched", model=row.model)
 
     async def _forget_others(self, model: str, paths: Collection[str]) -> None:
-        """Files the model had before it was edited."""
+        """Files the model had before it was edited. While a new revision is on trial, the files of both are kept."""
         async with self._store.read() as tx:
+            if await rollouts.find_trial(tx, model) is not None:
+                return
             stale = [row.path for row in await model_files.list_of(tx, model) if row.path not in paths]
         if stale:
             async with self._store.write() as tx:

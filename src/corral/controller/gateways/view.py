@@ -9,16 +9,18 @@ import msgspec
 
 from corral.contract.access import Scope
 from corral.contract.playground import session_id
-from corral.contract.view import FleetView, GatewayBus, ViewKey, ViewNode, ViewSession
+from corral.contract.view import FleetView, GatewayBus, ViewKey, ViewModel, ViewNode, ViewSession
 from corral.controller.access.bus_issuer import BusIssuer
 from corral.controller.access.principal import Role
 from corral.controller.access.signing import IngressTokens
 from corral.controller.inventory.routing import read_routing
 from corral.controller.models.views import view_models
+from corral.controller.rollouts.trial import share_of
 from corral.controller.runtime.change_feed import WORK
 from corral.kit.clock import Clock
 from corral.store.engine.transactions import Store
-from corral.store.tables import api_keys, model_schedules, models, nodes, revisions, web_sessions
+from corral.store.records import Rollout
+from corral.store.tables import api_keys, model_schedules, models, nodes, revisions, rollouts, web_sessions
 from corral.store.tables.api_keys import ApiKey
 from corral.store.tables.nodes import Node
 
@@ -49,9 +51,12 @@ class FleetViews:
             defined = await models.list_(tx)
             schedules = {row.model: row for row in await model_schedules.list_(tx)}
             replicas, answering = await read_routing(tx)
+            trials = {rollout.subject: rollout for rollout in await rollouts.list_trials(tx)}
         # After an edit the former revision answers until the present one can: to gateways it is the model's until then.
         found = [
-            msgspec.structs.replace(model, revision=answering.get(model.id, model.revision))
+            _with_trial(
+                msgspec.structs.replace(model, revision=answering.get(model.id, model.revision)), trials.get(model.id)
+            )
             for model in view_models(defined, schedules)
         ]
         return FleetView(
@@ -103,6 +108,13 @@ class FleetViews:
 
     def _quarter(self) -> int:
         return int(self._clock.now().timestamp() // _TOKEN_ROLLS_S)
+
+
+def _with_trial(model: ViewModel, rollout: Rollout | None) -> ViewModel:
+    """With the share of the revision on trial, which has replicas of its own."""
+    if rollout is None or rollout.trial is None or rollout.trial.in_place or not (share := share_of(rollout)):
+        return model
+    return msgspec.structs.replace(model, trial_revision=rollout.trial.revision, trial_percent=share)
 
 
 def _sum(counters: dict[str, int]) -> int:

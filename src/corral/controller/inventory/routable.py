@@ -29,6 +29,7 @@ class Served:
 
     present: str
     previous_revisions: tuple[str, ...] = ()
+    on_trial: str = ""  # a revision that serves a share of the requests beside the best
 
 
 Key = tuple[str, str, int]
@@ -55,7 +56,7 @@ def routable(
     latest = {
         (replica.node_id, replica.model, replica.replica): replica
         for replica in candidates
-        if replica.revision == answering[replica.model]
+        if replica.revision in (answering[replica.model], models[replica.model].on_trial)
     }
     shown = tuple(latest.values())
     others = {name: found for name, found in answering.items() if found and found != models[name].present}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from corral.contract.view import ViewReplica
 from corral.controller.inventory.routable import Listing, Served, routable
+from corral.controller.rollouts.trial import share_of
 from corral.store.engine.transactions import Transaction
 from corral.store.records import ReplicaStage
-from corral.store.tables import models, node_backends, nodes, replicas
+from corral.store.tables import models, node_backends, nodes, replicas, rollouts
 from corral.store.tables.nodes import NodeOutline
 
 
@@ -17,7 +18,12 @@ async def read_routing(tx: Transaction, model: str = "") -> tuple[tuple[ViewRepl
         return (), {}
     outlines = {outline.id: outline for outline in await nodes.list_outlines(tx, list(listed)) if outline.approved}
     found = await models.list_(tx, [model] if model else None)
-    served = {row.id: Served(row.revision, row.previous_revisions) for row in found}
+    on_trial = {
+        rollout.subject: rollout.trial.revision
+        for rollout in await rollouts.list_trials(tx)
+        if rollout.trial is not None and share_of(rollout)
+    }
+    served = {row.id: Served(row.revision, row.previous_revisions, on_trial.get(row.id, "")) for row in found}
     leaving = {
         (row.node_id, row.model, row.replica) for row in await replicas.list_(tx) if row.stage == ReplicaStage.LEAVING
     }

@@ -13,6 +13,7 @@ from corral.contract.installs import MAX_SOURCE_LENGTH
 from corral.contract.models import Definition
 from corral.gallery.models.documents import read_mapping
 from corral.kit.errors import Conflict, Invalid
+from corral.store.records import Rollout
 from corral.store.tables.models import StoredModel
 
 MAX_BYTES = 256 << 10  # a definition is part of every order to start a replica
@@ -96,6 +97,16 @@ def refuse_if_from_file(model: StoredModel | None) -> None:
     if model is not None and model.origin == ModelOrigin.FILE:
         file = model.source.partition("/")[2]
         raise Conflict(f"{model.id} is defined by the file {file} in the models folder: change that file")
+
+
+def refuse_if_on_trial(rollout: Rollout | None) -> None:
+    """Of two new revisions on trial, the requests of neither would tell which one to keep."""
+    if rollout is not None:
+        short = rollout.operation_id[:8]
+        raise Conflict(
+            f"{rollout.subject} has a new revision on trial (operation {short}): `corral rollouts promote {short}` "
+            f"keeps it, `corral rollouts abort {short}` returns to the one before; then change the model again"
+        )
 
 
 def file_notes(model: StoredModel) -> tuple[str, ...]:

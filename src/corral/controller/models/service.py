@@ -29,6 +29,7 @@ from corral.controller.models.edits import (
     next_row,
     read_whole,
     refuse_if_from_file,
+    refuse_if_on_trial,
 )
 from corral.controller.models.galleries import ModelGalleries
 from corral.controller.models.resumption import explain_resumption
@@ -42,7 +43,16 @@ from corral.kit.log import get_log
 from corral.kit.redact import restore
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.records import BackendRequest
-from corral.store.tables import model_files, model_revisions, model_schedules, models, node_backends, nodes, revisions
+from corral.store.tables import (
+    model_files,
+    model_revisions,
+    model_schedules,
+    models,
+    node_backends,
+    nodes,
+    revisions,
+    rollouts,
+)
 from corral.store.tables.model_files import StoredFile
 from corral.store.tables.model_revisions import ModelRevision
 from corral.store.tables.models import StoredModel
@@ -114,10 +124,12 @@ class Models:
 
     async def install(self, request: InstallModel, *, by: str = "") -> ModelChanged:
         """Raises Conflict when there is another model of that name, unless it is to be replaced."""
-        definition, origin, source = await self._resolve_request(request)
-        async with self._changing() as tx:
+        definition, origin, source = await self.resolve_request(request)
+        async with self.changing() as tx:
             before = await models.find(tx, definition.name)
             refuse_if_from_file(before)
+            if request.replace:
+                refuse_if_on_trial(await rollouts.find_trial(tx, definition.name))
             same = before is not None and (before.source == source != "" or before.definition == definition.whole)
             if before is not None and not request.replace:
                 if not same:
@@ -132,7 +144,7 @@ class Models:
                 # What was edited since stays as it was edited: asking twice must not undo that.
                 after = None
             else:
-                after = await self._write(
+                after = await self.write(
                     tx, before, definition, origin=origin, source=source, by=by, recreate=request.recreate
                 )
                 await self._bump(tx, after)
@@ -141,20 +153,9 @@ class Models:
 
     async def edit(self, model_id: str, request: EditModel) -> ModelChanged:
         """Raises Conflict when `row_version` is not the model's any more."""
-        whole = read_whole(request.definition, request.text)
-        if bool(whole) == bool(request.changes):
-            raise Invalid("give either a whole definition or changes to it")
-        async with self._changing() as tx:
-            before = await self._get(tx, model_id)
-            refuse_if_from_file(before)
-            if request.row_version and request.row_version != before.row_version:
-                raise Conflict(f"{model_id} was changed meanwhile: read it again")
-            wanted = restore(whole or merged(before.definition, request.changes), before.definition)
-            wanted = {"name": model_id} | wanted
-            definition = read_definition(wanted)
-            if definition.name != model_id:
-                raise Invalid("a model keeps its name: install it under the other name, then delete this one")
-            after = await self._write(
+        async with self.changing() as tx:
+            before, definition = await self.read_edit(tx, model_id, request)
+            after = await self.write(
                 tx,
                 before,
                 definition,
@@ -165,9 +166,26 @@ class Models:
             await self._bump(tx, after)
         return await self._changed(before, after, "edited", definition)
 
+    async def read_edit(self, tx: Transaction, model_id: str, request: EditModel) -> tuple[StoredModel, Definition]:
+        """The model, and its definition as the request would have it. Raises what keeps it from being stored."""
+        whole = read_whole(request.definition, request.text)
+        if bool(whole) == bool(request.changes):
+            raise Invalid("give either a whole definition or changes to it")
+        before = await self._get(tx, model_id)
+        refuse_if_from_file(before)
+        refuse_if_on_trial(await rollouts.find_trial(tx, model_id))
+        if request.row_version and request.row_version != before.row_version:
+            raise Conflict(f"{model_id} was changed meanwhile: read it again")
+        wanted = restore(whole or merged(before.definition, request.changes), before.definition)
+        wanted = {"name": model_id} | wanted
+        definition = read_definition(wanted)
+        if definition.name != model_id:
+            raise Invalid("a model keeps its name: install it under the other name, then delete this one")
+        return before, definition
+
     async def delete(self, model_id: str, *, force: bool = False) -> ModelChanged:
         """With its schedule. Refused while other models stand for it, or a file defines it, unless forced."""
-        async with self._changing() as tx:
+        async with self.changing() as tx:
             before = await self._get(tx, model_id)
             if not force:
                 refuse_if_from_file(before)
@@ -195,7 +213,7 @@ class Models:
         """A file says so, and takes over whatever was there. False when it was so; else the caller raises the counter
         when it has done with the file."""
         before = await models.find(tx, definition.name)
-        after = await self._write(tx, before, definition, origin=ModelOrigin.FILE, source=source)
+        after = await self.write(tx, before, definition, origin=ModelOrigin.FILE, source=source)
         return after is not None
 
     async def list_views(self) -> list[ModelView]:
@@ -250,13 +268,13 @@ class Models:
 
     async def defined_by(self, request: InstallModel) -> Definition:
         """What it would install, without doing so."""
-        return (await self._resolve_request(request))[0]
+        return (await self.resolve_request(request))[0]
 
     async def users_of(self, backend: str) -> list[str]:
         """Models that name this backend."""
         return [name for name, found in (await self.definitions()).items() if found.backend == backend]
 
-    async def _resolve_request(self, request: InstallModel) -> tuple[Definition, ModelOrigin, str]:
+    async def resolve_request(self, request: InstallModel) -> tuple[Definition, ModelOrigin, str]:
         whole = read_whole(request.definition, request.text)
         if bool(whole) == bool(request.model):
             raise Invalid("say which model of a gallery, or give a definition")
@@ -279,7 +297,7 @@ class Models:
         whole = restore(definition.whole, stored.definition if stored is not None else {})
         return definition if whole is definition.whole else read_definition(whole)
 
-    async def _write(
+    async def write(
         self,
         tx: Transaction,
         before: StoredModel | None,
@@ -290,6 +308,7 @@ class Models:
         by: str = "",
         recreate: bool = False,
     ) -> StoredModel | None:
+        """The row as it was written; None when nothing changes. The caller raises the counter."""
         row = next_row(before, definition, origin=origin, source=source, by=by, recreate=recreate)
         if row is None:
             return None
@@ -314,9 +333,12 @@ class Models:
             return await model_revisions.list_(tx, name)
 
     @asynccontextmanager
-    async def _changing(self) -> AsyncIterator[Transaction]:
-        """Nobody else changes models meanwhile: of two who install the same, one finds it there."""
+    async def changing(self, *, also: str = "") -> AsyncIterator[Transaction]:
+        """Nobody else changes models meanwhile: of two who install the same, one finds it there. `also`: another
+        counter to hold."""
         async with self._store.write() as tx:
+            if also:
+                await revisions.hold(tx, also)
             await revisions.hold(tx, COUNTER)
             yield tx
 
@@ -339,10 +361,10 @@ class Models:
             pending_cleanup=await self._pending(name, current.revision) if after is not None else False,
             message=f"{name} {verb}" if after is not None else f"{name} is as it was",
             changed=after is not None,
-            notes=await self._notes(definition),
+            notes=await self.notes(definition),
         )
 
-    async def _notes(self, definition: Definition) -> tuple[str, ...]:
+    async def notes(self, definition: Definition) -> tuple[str, ...]:
         """What does not keep it from being stored, but from answering as it says."""
         if definition.alias:
             target = await self.definition(definition.alias)

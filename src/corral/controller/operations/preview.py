@@ -11,9 +11,9 @@ from corral.contract.sources import is_path_on_node
 from corral.controller.backends.plan import NoBuild
 from corral.controller.backends.replacement import memory_beside, processes_of, start_took_s
 from corral.controller.backends.rules import Wanted
-from corral.controller.backends.world import hardware_of
 from corral.controller.inventory.installed import Installed
 from corral.controller.operations.requests import Candidate, OperationKind, OperationRequest, ResolvedRequest
+from corral.controller.rollouts.hardware_class import hardware_of
 from corral.controller.rollouts.options import describe_soak
 from corral.store.records import OperationNode, ScopeKind, TargetBuild, Want
 

@@ -1,5 +1,5 @@
-"""The service for rollouts: list, show, pause, resume, promote, abort. Each action is only stored; the reconciler
-carries it out."""
+"""The service for rollouts: list, show, pause, resume, promote, abort. Each action is only stored; the reconciler of
+backends, or of replicas for a model, carries it out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from corral.controller.operations.views import rfc3339
 from corral.controller.rollouts.comparison import describe
 from corral.controller.rollouts.options import describe_soak
 from corral.controller.rollouts.plan import soak_words
-from corral.controller.runtime.change_feed import RULES, ChangeFeed
+from corral.controller.rollouts.trial import share_of, state_of_trial, trial_words
+from corral.controller.runtime.change_feed import LOADS, RULES, ChangeFeed
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store
@@ -53,7 +54,9 @@ class Rollouts:
 
     async def pause(self, operation_id: str, *, by: str) -> str:
         """No further node switches, and soaks make no progress. A build that is worse is still reverted."""
-        await self._steer(operation_id, paused_by=by)
+        rollout = await self._steer(operation_id, paused_by=by)
+        if rollout.trial is not None:
+            return "paused: the new revision keeps its share of the requests"
         return "paused: nodes that switch now finish, no further node begins"
 
     async def resume(self, operation_id: str) -> str:
@@ -62,33 +65,45 @@ class Rollouts:
 
     async def promote(self, operation_id: str, *, by: str) -> str:
         """The soaks end now, and the other nodes follow."""
-        await self._steer(operation_id, promoted_by=by, paused_by="")
+        rollout = await self._steer(operation_id, promoted_by=by, paused_by="")
+        if rollout.trial is not None:
+            return "promoted: the new revision gets all requests as soon as it is ready, and the old replicas stop"
         return "promoted: the other nodes follow without a soak"
 
     async def abort(self, operation_id: str, *, by: str) -> str:
         """Every node that has switched returns to its previous version."""
-        await self._steer(operation_id, aborted_by=by)
+        rollout = await self._steer(operation_id, aborted_by=by)
+        if rollout.trial is not None:
+            return "aborted: the model returns to its previous revision"
         return "aborted: nodes that have switched return to their previous version"
 
-    async def _steer(self, operation_id: str, **changes: str) -> None:
+    async def _steer(self, operation_id: str, **changes: str) -> Rollout:
         async with self._store.write() as tx:
             await revisions.hold(tx, RULES)
             rollout = await rollouts.get(tx, operation_id)
             if rollout.is_over:
                 raise Invalid(f"the rollout is over: {rollout.verdict or rollout.phase.value}")
             await rollouts.put(tx, replace(rollout, **changes))
-            await revisions.bump(tx, RULES)
+            counter = RULES if rollout.trial is None else LOADS
+            await revisions.bump(tx, counter)
             await revisions.bump(tx, "operations")
         log.info("rollout steered", operation=operation_id, **changes)
-        self._feed.notify(RULES, operation_id)
+        self._feed.notify(counter, operation_id)
         self._feed.notify("operations", operation_id)
+        return rollout
 
 
 def rollout_view(rollout: Rollout, names: Mapping[str, str], *, max_parallel: str, windows: bool = True) -> RolloutView:
-    settings = rollout.settings
+    settings, trial = rollout.settings, rollout.trial
     return RolloutView(
         operation_id=rollout.operation_id,
-        backend=rollout.subject,
+        backend=rollout.subject if trial is None else "",
+        model="" if trial is None else rollout.subject,
+        revision="" if trial is None else trial.revision,
+        old_revision="" if trial is None else trial.old_revision,
+        percent=share_of(rollout),
+        in_place=trial is not None and trial.in_place,
+        plan="" if trial is None else trial.plan,
         phase=rollout.phase.value,
         started_at=rfc3339(rollout.started_at),
         ended_at=rfc3339(rollout.ended_at),
@@ -112,12 +127,18 @@ def message_of(rollout: Rollout) -> str:
     match rollout.phase:
         case RolloutPhase.REVERTED:
             return f"reverted: {rollout.verdict}"
+        case RolloutPhase.DONE if rollout.trial is not None:
+            return f"done: the model has the new revision; {state_of_trial(rollout).passed}"
+        case RolloutPhase.ENDED if rollout.trial is not None:
+            return f"ended: {rollout.verdict}"
         case RolloutPhase.DONE:
             return "done: every node has switched"
         case RolloutPhase.ENDED:
             return "ended: it was cancelled, or a later operation decides"
         case _ if rollout.paused_by:
             return f"paused by {rollout.paused_by}"
+        case _ if rollout.trial is not None:
+            return trial_words(rollout)
         case RolloutPhase.SOAK:
             return "; ".join(
                 f"{each.canary_name} {soak_words(rollout, each)}" for each in rollout.classes if each.soaking
@@ -132,6 +153,8 @@ def message_of(rollout: Rollout) -> str:
 
 def _class_view(rollout: Rollout, state: RolloutClass, names: Mapping[str, str], *, windows: bool) -> RolloutClassView:
     own = sorted(names.get(node_id, node_id) for node_id, each in rollout.nodes.items() if each.hardware == state.name)
+    if rollout.trial is not None:
+        own = [state.canary_name] if state.canary_name else []
     return RolloutClassView(
         name=state.name,
         nodes=tuple(own),

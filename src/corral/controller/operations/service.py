@@ -26,6 +26,7 @@ from corral.controller.operations.views import (
     FETCH,
     FILE_KINDS,
     KINDS_WITHOUT_RULE,
+    ROLLOUT,
     STAGE,
     UPLOAD,
     operation_view,
@@ -165,6 +166,9 @@ class Operations:
             withdrawn = operation.cancelled_at is not None or operation.withdrawn_at is not None
             if operation.kind == UPLOAD:
                 raise await _cannot_retry(tx, operation)
+            if operation.kind == ROLLOUT:
+                name = operation.backend
+                raise Invalid(f"a trial is not repeated: `corral models edit {name} … --soak 5m` begins another")
             if withdrawn and operation.kind == FETCH:
                 request = None
                 operation_id = (await open_fetch(tx, await models.get(tx, operation.backend), by)).id
@@ -242,7 +246,7 @@ class Operations:
             before = await backend_rules.list_live(tx, operation.backend) if has_rule else []
             if node and has_rule:
                 await backend_rules.exclude(tx, operation.generation, rows[0].node_id)
-            elif not node or operation.kind in (FETCH, UPLOAD):
+            elif not node or operation.kind in (FETCH, ROLLOUT, UPLOAD):
                 if has_rule:
                     await backend_rules.withdraw(tx, operation.generation)
                 field = "cancelled_at" if status is OperationNodeStatus.CANCELLED else "withdrawn_at"

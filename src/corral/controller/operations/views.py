@@ -16,7 +16,8 @@ STAGE = "stage"  # of a model's files, to nodes
 UPLOAD = "upload"  # of files from a user's machine, to the controller
 FILE_KINDS = frozenset({FETCH, STAGE, UPLOAD})  # they are about files, and have no rule
 CORRAL_UPGRADE = "corral-upgrade"  # of Corral itself, on nodes
-KINDS_WITHOUT_RULE = FILE_KINDS | {CORRAL_UPGRADE}
+ROLLOUT = "rollout"  # of a new revision of a model
+KINDS_WITHOUT_RULE = FILE_KINDS | {CORRAL_UPGRADE, ROLLOUT}
 STAGING = "staging"  # LocalAI's word for files that are on their way to a node
 STILL_AT_IT = "worker still installing in background"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from corral.contract.admin import OperationNodeView, OperationView
 from corral.contract.rollouts import RolloutClassView, RolloutView
-from corral.contract.why import WhyOperation
+from corral.contract.why import WhyOperation, WhyRollout
 
 MAX_NAMED = 3
 
@@ -30,18 +30,37 @@ def _of_nodes(rows: Sequence[OperationNodeView]) -> Iterator[str]:
         yield f"{where}: {status}" + (f", {reason}" if reason else "") + (again if status == "error" else "")
 
 
+def explain_rollout(rollout: RolloutView) -> WhyRollout:
+    return WhyRollout(rollout, tuple(_of_rollout(rollout)))
+
+
 def _of_rollout(rollout: RolloutView) -> Iterator[str]:
     yield f"rollout: {rollout.message}"
+    if rollout.plan:
+        yield f"plan: {rollout.plan}"
+    what = "revision" if rollout.model else "build"
     for each in rollout.classes:
-        yield _of_class(rollout, each)
+        yield _of_trial(rollout, each) if rollout.model else _of_class(rollout, each)
         yield from (f"  {figure.words}: {'worse' if figure.worse else 'within the limit'}" for figure in each.figures)
         if each.state == "soaking" and not each.figures:
             yield (
-                f"  too few requests to judge yet: {each.new_requests} by the new build, {each.old_requests} by the "
+                f"  too few requests to judge yet: {each.new_requests} by the new {what}, {each.old_requests} by the "
                 f"old one; {rollout.min_requests} of each are needed, of the same model"
             )
     for operation in rollout.reverted_by:
         yield f"nodes return to their previous version: `corral ops watch {operation[:8]}`"
+
+
+def _of_trial(rollout: RolloutView, each: RolloutClassView) -> str:
+    match each.state:
+        case "passed":
+            return f"{each.name}: passed: {each.passed}"
+        case "soaking":
+            waits = f"; {each.waiting}" if each.waiting else ""
+            share = f"{rollout.percent} % of the requests"
+            return f"{each.name}: soaks for {rollout.soak}, {each.soaked_s:.0f} s so far, with {share}{waits}"
+        case _:
+            return f"{each.name}: no replica of it is ready yet"
 
 
 def _of_class(rollout: RolloutView, each: RolloutClassView) -> str:

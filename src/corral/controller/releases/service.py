@@ -22,12 +22,12 @@ from corral.contract.releases import (
     UpgradeFleet,
 )
 from corral.controller.access.release_keys import COUNTER, ReleaseKeys
-from corral.controller.backends.world import hardware_of
 from corral.controller.distribution.own_wheel import OwnWheel
 from corral.controller.operations.corral_operations import LOCALAI_NODE, list_covered, open_corral_upgrade
 from corral.controller.operations.views import rfc3339
 from corral.controller.releases.calls import ReleaseCalls
 from corral.controller.releases.plan import first_of_each_class
+from corral.controller.rollouts.hardware_class import hardware_of
 from corral.controller.rollouts.options import DEFAULT_MAX_PARALLEL, parse_max_parallel
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.gallery.pypi.corral_wheel import read_contents

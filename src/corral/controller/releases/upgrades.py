@@ -19,7 +19,6 @@ from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.messages.releases import ReleasePackage, UpgradeState, UpgradeWorker, UpgradeWorkerReply
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.sources import Wheel
-from corral.controller.backends.world import hardware_of
 from corral.controller.distribution.own_wheel import OwnWheel
 from corral.controller.operations.corral_operations import (
     advanced,
@@ -35,6 +34,7 @@ from corral.controller.operations.state import settle
 from corral.controller.operations.views import CORRAL_UPGRADE
 from corral.controller.releases.calls import ReleaseCalls
 from corral.controller.releases.plan import choose_turns
+from corral.controller.rollouts.hardware_class import hardware_of
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.settings import BackendSettings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from datetime import datetime
 
 from msgspec.structs import replace as changed
 
@@ -23,13 +24,42 @@ MAX_STEPS = 16  # of one model in one pass
 MAX_REASONS = 3  # why nodes cannot take a model, shown to requests that wait for it
 
 
-def _reasons_text(found: NoCapacity) -> str:
+def reasons_text(found: NoCapacity) -> str:
     """For requests that wait: a reason that several nodes share appears once, and not all of a large fleet's."""
     if len(found.verdicts) < 2:
         return found.text
     reasons = {verdict.why_not: f"{verdict.node}: {verdict.why_not}" for verdict in reversed(found.verdicts)}
     shown = list(reversed(reasons.values()))[:MAX_REASONS]
     return "; ".join((found.text, *shown, *(("…",) if len(reasons) > len(shown) else ())))
+
+
+def current_world(data: PlanInput, result: PlanResult) -> World:
+    """The scheduler's world: the same for all models until one of them changes a row."""
+    rows, cached = result.rows, result.cached_world
+    if cached is None or cached[0] != rows.changes:
+        replicas = scheduler_replicas(rows.values(), data.hosts)
+        cached = (rows.changes, replace(data.world, replicas=replicas))
+        result.cached_world = cached
+    return cached[1]
+
+
+def placed_row(model: Model, found: Placed, now: datetime) -> DesiredReplica:
+    unique = f"{model.name}\0{found.node_id}\0{found.index}\0{now.isoformat()}"
+    return DesiredReplica(
+        node_id=found.node_id,
+        model=model.name,
+        replica=found.index,
+        revision=model.revision,
+        backend=model.backend,
+        stage=ReplicaStage.PLACED,
+        op_id=hashlib.sha256(unique.encode()).hexdigest()[:20],
+        process_id="",
+        created_at=now,
+        updated_at=now,
+        devices=found.fit.devices,
+        memory_bytes=found.fit.memory_bytes,
+        reason=found.text,
+    )
 
 
 class ModelPlan:
@@ -99,19 +129,13 @@ class ModelPlan:
         return replace(self._model, failed_on=self._job.failed_on) if self._job is not None else self._model
 
     def _world(self) -> World:
-        """The scheduler's world: the same for all models until one of them changes a row."""
-        rows, cached = self._result.rows, self._result.cached_world
-        if cached is None or cached[0] != rows.changes:
-            replicas = scheduler_replicas(rows.values(), self._input.hosts)
-            cached = (rows.changes, replace(self._input.world, replicas=replicas))
-            self._result.cached_world = cached
-        return cached[1]
+        return current_world(self._input, self._result)
 
     def retire_stale(self) -> None:
         """End replicas of revisions that must not serve any more, and begin the load again if the model changed."""
         previous_revisions = self._input.previous_revisions.get(self._model.name, ())
         for row in self._rows():
-            if row.revision == self._model.revision:
+            if row.revision == self._model.revision or self._input.is_on_trial(row):
                 continue
             if row.stage in (ReplicaStage.PLACED, ReplicaStage.ORDERED):
                 self._result.retire(row, "the model was changed", self._input.now)
@@ -208,30 +232,14 @@ class ModelPlan:
         return False
 
     def _add_row(self, found: Placed) -> None:
-        now = self._input.now
-        unique = f"{self._model.name}\0{found.node_id}\0{found.index}\0{now.isoformat()}"
-        row = DesiredReplica(
-            node_id=found.node_id,
-            model=self._model.name,
-            replica=found.index,
-            revision=self._model.revision,
-            backend=self._model.backend,
-            stage=ReplicaStage.PLACED,
-            op_id=hashlib.sha256(unique.encode()).hexdigest()[:20],
-            process_id="",
-            created_at=now,
-            updated_at=now,
-            devices=found.fit.devices,
-            memory_bytes=found.fit.memory_bytes,
-            reason=found.text,
-        )
+        row = placed_row(self._model, found, self._input.now)
         self._result.rows[row.key] = row
         self._result.events.append(("replica placed", row))
 
     def _no_capacity(self, found: NoCapacity) -> None:
         """Fail the load where only a change by users helps; otherwise wait."""
         if found.fits_later or not found.verdicts or self._model.backend in self._input.pending_lookups:
-            self._wait(_reasons_text(found))
+            self._wait(reasons_text(found))
         elif self._job is not None and self._job.active:
             why = "\n".join((found.text, *(found.why if len(found.verdicts) > 1 else ())))
             self._job = jobs.fail(self._job, "", why, self._input.now, self._input.cooldown, elsewhere=False)

@@ -26,6 +26,7 @@ from corral.controller.replicas.lifecycle import (
 from corral.controller.replicas.model_plan import ModelPlan
 from corral.controller.replicas.plan_input import DesiredReplicas, FileStatus, PlanInput, PlanResult
 from corral.controller.replicas.scheduler_replicas import scheduler_replicas
+from corral.controller.replicas.trial_plan import plan_trial_replicas
 from corral.controller.scheduler.placement import NoCapacity, choose_node
 from corral.store.records import DesiredReplica, ReplicaStage
 
@@ -48,6 +49,8 @@ def plan_replicas(data: PlanInput) -> PlanResult:
         plan.retire_stale()
     for plan in plans:
         plan.apply()
+    for name in sorted(data.trials):
+        plan_trial_replicas(data, result, data.trials[name])
     return result
 
 
@@ -83,7 +86,8 @@ def _step_replicas(data: PlanInput, result: PlanResult) -> dict[str, list[Replic
                 result.events.append((following.why or "replica gone", row))
             case ReplicaFailed():
                 del result.rows[key]
-                failures.setdefault(row.model, []).append(following)
+                kept_for = result.trial_failures if data.is_on_trial(row) else failures
+                kept_for.setdefault(row.model, []).append(following)
                 left = host.process_of(row) if host is not None and host.known else None
                 # A ready process may be busy although its order failed: it is treated like any process without a row.
                 if left is not None and left.state != ReplicaState.READY:
@@ -103,7 +107,7 @@ def _apply_observations(data: PlanInput, row: DesiredReplica) -> DesiredReplica 
 
 def _recheck_fit(data: PlanInput, result: PlanResult, row: DesiredReplica) -> DesiredReplica | None:
     """Only after its files were fetched is it certain what a replica needs. None: it does not fit on its node."""
-    model = data.world.models.get(row.model)
+    model = data.model_of(row)
     if row.stage is not ReplicaStage.PLACED or model is None or not model.memory.known:
         return row
     arrived = row.files is None and data.files.get((row.model, row.revision), FileStatus()).files is not None
@@ -171,7 +175,9 @@ def _is_wanted(data: PlanInput, result: PlanResult, host: ReplicaHost, process: 
         return False
     if process.process_id in data.stopped_unwanted:
         return False
-    allowed = (model.revision, *data.previous_revisions.get(model.name, ()))
+    allowed = [model.revision, *data.previous_revisions.get(model.name, ())]
+    if (trial := data.trials.get(model.name)) is not None:
+        allowed.append(trial.model.revision)
     return process.state == ReplicaState.READY and process.revision in allowed
 
 

@@ -132,7 +132,7 @@ class OrderSender(BackgroundTasks):
         if self._counter is not None:
             _count_events(self._counter, snapshot, result)
         for start in result.starts:
-            definition = snapshot.definitions.get(start.row.model)
+            definition = snapshot.definition_of(start.row)
             if definition is not None:
                 self.start(self._start_replica(start.row, definition.whole), name=f"start {start.row.model}")
         for row, process_id in result.stops:

@@ -8,9 +8,16 @@ from datetime import datetime
 
 from corral.contract.messages.replicas import ReplicaFile
 from corral.controller.orders.observations import ReplicaObservation
-from corral.controller.replicas.lifecycle import LifecycleTimes, Prerequisites, ReplicaHost, Start, mark_leaving
+from corral.controller.replicas.lifecycle import (
+    LifecycleTimes,
+    Prerequisites,
+    ReplicaFailed,
+    ReplicaHost,
+    Start,
+    mark_leaving,
+)
 from corral.controller.replicas.load_jobs import Cooldown, TransferProgress
-from corral.controller.scheduler.world import World
+from corral.controller.scheduler.world import Model, World
 from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 
 Key = tuple[str, str, int]  # node, model, replica
@@ -23,6 +30,14 @@ class FileStatus:
     files: tuple[ReplicaFile, ...] | None = None  # None: not fetched yet
     error: str = ""
     progress: TransferProgress = field(default_factory=TransferProgress)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A new revision of a model, whose replicas run beside those of the present one."""
+
+    model: Model  # as the new revision has it, with the nodes on which a start failed
+    share: int = 0  # percentage of the requests
 
 
 @dataclass(frozen=True)
@@ -41,8 +56,17 @@ class PlanInput:
     orphans: Mapping[str, datetime] = field(default_factory=dict)  # by process without a row: when it was first seen
     stopped_unwanted: frozenset[str] = frozenset()  # processes that were told to stop: they are never adopted
     pending_lookups: frozenset[str] = frozenset()  # backends whose builds are being looked up
+    trials: Mapping[str, Trial] = field(default_factory=dict)  # by model
     times: LifecycleTimes = field(default_factory=LifecycleTimes)
     cooldown: Cooldown = field(default_factory=Cooldown)
+
+    def is_on_trial(self, row: DesiredReplica) -> bool:
+        trial = self.trials.get(row.model)
+        return trial is not None and trial.model.revision == row.revision
+
+    def model_of(self, row: DesiredReplica) -> Model | None:
+        """The model as the row's revision has it, as far as that is known."""
+        return self.trials[row.model].model if self.is_on_trial(row) else self.world.models.get(row.model)
 
 
 class DesiredReplicas(dict[Key, DesiredReplica]):
@@ -84,6 +108,8 @@ class PlanResult:
     events: list[tuple[str, DesiredReplica]] = field(default_factory=list)  # for the log
     loaded: list[DesiredReplica] = field(default_factory=list)  # replicas that became ready, for metrics
     evicted: list[DesiredReplica] = field(default_factory=list)
+    trial_failures: dict[str, list[ReplicaFailed]] = field(default_factory=dict)  # by model
+    trial_waits: dict[str, str] = field(default_factory=dict)  # by model: why no node takes a replica
     cached_world: tuple[int, World] | None = None  # the scheduler's world after so many changes of the rows
 
     def retire(self, row: DesiredReplica, why: str, now: datetime) -> None:

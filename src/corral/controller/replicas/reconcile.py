@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -69,11 +69,19 @@ class ReplicaPace:
     accept_s: float = 10.0  # how long a worker may take to accept an order
     second_try_s: float = 0.25
     fresh_s: float = FRESH_S  # reports of active requests count for so long
+    trial_interval_s: float = 2.0  # between two passes while a new revision is on trial
     usage_interval_s: float = 30.0  # how often memory use and file locations are recorded
 
 
 def no_pressure(_model: str, _within_s: float) -> int:
     return 0
+
+
+AdvanceTrials = Callable[[FleetSnapshot, PlanResult], Awaitable[None]]
+
+
+async def no_trials(_snapshot: FleetSnapshot, _result: PlanResult) -> None:
+    pass
 
 
 class ReplicaReconciler:
@@ -95,9 +103,11 @@ class ReplicaReconciler:
         pressure: Callable[[str, float], int] = no_pressure,
         settings: ReplicaSettings,
         pace: ReplicaPace,
+        advance_trials: AdvanceTrials = no_trials,
     ) -> None:
         """`waiting`: requests that wait at gateways, by model, as reported to this controller. `pressure`: how often
-        within so many seconds a request of a model had to leave the replica that caches its prefix."""
+        within so many seconds a request of a model had to leave the replica that caches its prefix. `advance_trials`:
+        takes the trials of new revisions one step further; `controller/trials` imports this package."""
         self._store = store
         self._bus = bus
         self._leadership = leadership
@@ -111,6 +121,7 @@ class ReplicaReconciler:
         self._file_provisioner = file_provisioner
         self._waiting = waiting
         self._pressure = pressure
+        self._advance_trials = advance_trials
         self._interval_s = settings.replica_interval_s
         self._pace = pace
         self._writer = PlanWriter(store, leadership, feed, lease=LEASE)
@@ -123,6 +134,7 @@ class ReplicaReconciler:
         self._last_pass_at = float("-inf")
         self._capacity_may_have_changed = False
         self._is_busy = False
+        self._has_trials = False
 
     def wake(self) -> None:
         self._wake.set()
@@ -159,7 +171,8 @@ class ReplicaReconciler:
         """Wake the reconciler often while something waits for a moment in time, not for an event."""
         while True:
             await self._clock.sleep(self._pace.busy_interval_s)
-            if self._is_busy:
+            since_s = self._clock.monotonic() - self._last_pass_at
+            if self._is_busy or (self._has_trials and since_s >= self._pace.trial_interval_s):
                 self.wake()
 
     async def _paced(self) -> None:
@@ -202,7 +215,7 @@ class ReplicaReconciler:
         if not await self._leadership.lead(LEASE, every_s=self._interval_s):
             self._observations.clear()  # the leader learns it from heartbeats, or asks again
             self._progress.clear()
-            self._is_busy = False
+            self._is_busy = self._has_trials = False
             self._file_provisioner.ensure({})
             return
         if self._bus.connected and await self._is_due():
@@ -212,7 +225,7 @@ class ReplicaReconciler:
         async with self._store.read() as tx:
             if await has_work(tx):
                 return True
-        self._is_busy = False
+        self._is_busy = self._has_trials = False
         return self._clock.monotonic() - self._last_pass_at >= self._pace.orphan_interval_s
 
     async def _reconcile(self) -> None:
@@ -242,6 +255,9 @@ class ReplicaReconciler:
         active = any(job.active for job in result.jobs.values())
         self._is_busy = active or any(row.stage is not ReplicaStage.RUNNING for row in result.rows.values())
         self._activity.forget_all_but(snapshot.process_ids)
+        self._has_trials = bool(snapshot.rollouts)
+        with self._leadership.resign_if_unknown(LEASE):
+            await self._advance_trials(snapshot, result)
 
     def _restore(self, observations: list[ReplicaObservation], capacity_may_have_changed: bool) -> None:
         """The pass was not written: keep for the next one what is known only in memory."""
@@ -259,10 +275,11 @@ class ReplicaReconciler:
             backends[key] = Prerequisites(error=f"{key[1]} cannot be installed there: {why}")
         rows = [self._with_last_use(row, snapshot) for row in snapshot.rows]
         waiting = self._waiting()
+        own_rows = [row for row in rows if row.revision != snapshot.trial_revision(row.model)]
         models = {
             name: replace(
                 model,
-                busy_for_s=self._busy_for_s(name, rows, snapshot),
+                busy_for_s=self._busy_for_s(name, own_rows, snapshot),
                 waiting=max(model.waiting, waiting.get(name, 0)),
                 only_load_waits=model.only_load_waits and not waiting.get(name, 0),
                 pressure=self._pressure(name, _since_newest_s(name, rows, snapshot)),
@@ -282,6 +299,7 @@ class ReplicaReconciler:
             files=fetched,
             transfers=self._transfers(snapshot),
             previous_revisions=snapshot.previous_revisions,
+            trials=snapshot.trials,
             orphans=self._orphans,
             stopped_unwanted=self._stopped_unwanted,
             pending_lookups=frozenset(name for name in backend_names if self._builds.is_looking_up(name)),
@@ -327,9 +345,9 @@ class ReplicaReconciler:
         self._backend_provisioner.ensure(lacking)
         self._file_provisioner.ensure(
             {
-                (row.model, row.revision): snapshot.definitions[row.model]
+                (row.model, row.revision): definition
                 for row in placed
-                if row.files is None and row.model in snapshot.definitions
+                if row.files is None and (definition := snapshot.definition_of(row)) is not None
             }
         )
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace as struct_replace
 
 from corral.contract.labels import selector_of_map
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.contract.models import Definition
+from corral.contract.models import Definition, read_definition
 from corral.controller.backends.catalogue import MachineKind
 from corral.controller.backends.rules import Unwanted, Wanted, fold, without_overruled
 from corral.controller.backends.world import TargetKey
@@ -23,13 +23,16 @@ from corral.controller.models.views import definition_of
 from corral.controller.replicas.builds import Builds
 from corral.controller.replicas.lifecycle import Prerequisites, ReplicaHost
 from corral.controller.replicas.load_jobs import TransferProgress
+from corral.controller.replicas.plan_input import Trial
+from corral.controller.rollouts.hardware_class import hardware_of
+from corral.controller.rollouts.trial import share_of
 from corral.controller.scheduler import world as scheduler
 from corral.controller.scheduler.memory import MeasuredUsage, device_share, is_ram_only
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, ModelFile, Schedule, budget_of
 from corral.kit.humanize import first_and_last_line
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.engine.types import storable
-from corral.store.records import BackendIntent, BackendRule, DesiredReplica, LoadJob, ReplicaStage, ScopeKind
+from corral.store.records import BackendIntent, BackendRule, DesiredReplica, LoadJob, ReplicaStage, Rollout, ScopeKind
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -45,6 +48,7 @@ from corral.store.tables import (
     operation_nodes,
     process_peaks,
     replicas,
+    rollouts,
 )
 from corral.store.tables.model_files import StoredFile
 from corral.store.tables.node_backends import Inventory
@@ -81,6 +85,18 @@ class FleetSnapshot:
     wanted: dict[tuple[str, str], Wanted | Unwanted | None] = field(default_factory=dict)  # by node and backend
     installing: dict[tuple[str, str, int], TransferProgress] = field(default_factory=dict)  # by replica: its backend
     process_ids: set[str] = field(default_factory=set)
+    rollouts: list[Rollout] = field(default_factory=list)  # trials of new revisions of models
+    trials: dict[str, Trial] = field(default_factory=dict)  # by model: those whose replicas run beside the old ones
+    trial_definitions: dict[str, Definition] = field(default_factory=dict)
+
+    def trial_revision(self, model: str) -> str | None:
+        return self.trials[model].model.revision if model in self.trials else None
+
+    def definition_of(self, row: DesiredReplica) -> Definition | None:
+        """The definition that the row's process serves, or the present one."""
+        if row.revision == self.trial_revision(row.model):
+            return self.trial_definitions[row.model]
+        return self.definitions.get(row.model)
 
 
 @dataclass(frozen=True)
@@ -116,9 +132,9 @@ async def read_desired(tx: Transaction) -> tuple[list[DesiredReplica], dict[str,
 
 
 async def has_work(tx: Transaction) -> bool:
-    """Cheap: without rows, jobs and schedules no replica is wanted."""
+    """Cheap: without rows, jobs, schedules and trials no replica is wanted."""
     rows, jobs = await read_desired(tx)
-    return bool(rows or jobs or await model_schedules.list_(tx))
+    return bool(rows or jobs or await model_schedules.list_(tx) or await rollouts.list_trials(tx))
 
 
 async def read_snapshot(
@@ -143,7 +159,9 @@ async def read_snapshot(
     files = await node_files.by_node(tx)
     found = [node for node in await nodes.list_(tx) if node.approved and node.node_type in ("", "backend")]
     await _read_models(tx, snapshot, idle_unload_s, memory)
-    backends = {model.backend for model in snapshot.models.values()} if all_models else _needed_backends(snapshot)
+    backends = _needed_backends(snapshot)
+    if all_models:
+        backends |= {model.backend for model in snapshot.models.values()}
     backends |= set(more_backends)
     rules = await backend_rules.list_live(tx)
     effective = without_overruled(rule for rule in rules if rule.backend in backends)
@@ -182,6 +200,8 @@ async def _read_models(tx: Transaction, snapshot: FleetSnapshot, idle_unload_s: 
     for peak in await process_peaks.list_(tx):
         one = MeasuredUsage(peak.ram_bytes, peak.device_bytes, peak.devices)
         seen.setdefault((peak.model, peak.revision), []).append(one)
+    snapshot.rollouts = await rollouts.list_trials(tx)
+    trials = {rollout.subject: rollout for rollout in snapshot.rollouts}
     for row in await models.list_(tx):
         definition = definition_of(row)
         if definition is None or definition.alias:
@@ -191,23 +211,45 @@ async def _read_models(tx: Transaction, snapshot: FleetSnapshot, idle_unload_s: 
         job = snapshot.jobs.get(row.id)
         snapshot.definitions[row.id] = definition
         snapshot.previous_revisions[row.id] = row.previous_revisions
-        snapshot.models[row.id] = Model(
-            row.id,
-            definition.backend,
-            row.revision,
-            memory(definition, stored, seen.get((row.id, row.revision), ())),
-            files=files_known(definition, stored),
-            tensor_parallel=definition.tensor_parallel,
-            device_share=device_share(definition),
-            in_ram=is_ram_only(definition),
-            concurrency_groups=definition.concurrency_groups,
-            pinned=definition.pinned,
-            disabled=definition.disabled,
+        known = memory(definition, stored, seen.get((row.id, row.revision), ()))
+        snapshot.models[row.id] = replace(
+            model_of(definition, row.revision, known, stored),
             schedule=_schedule(schedule) if schedule is not None else Schedule(),
             idle_unload_s=definition.idle_unload_s or idle_unload_s,
             waiting=1 if job is not None and job.active else 0,
             only_load_waits=job is not None and job.active,
         )
+        if row.id in trials and (trial := trials[row.id].trial) is not None:
+            if trial.in_place or row.revision != trial.old_revision:
+                continue
+            new = read_definition(trial.definition)
+            stored = current_files(new, files.get(row.id, []))
+            known = memory(new, stored, seen.get((row.id, trial.revision), ()))
+            on_trial = replace(
+                model_of(new, trial.revision, known, stored),
+                schedule=snapshot.models[row.id].schedule,
+                failed_on=trial.failed_on,
+            )
+            snapshot.models[row.id] = replace(snapshot.models[row.id], trial_revision=trial.revision)
+            snapshot.trials[row.id] = Trial(on_trial, share_of(trials[row.id]))
+            snapshot.trial_definitions[row.id] = new
+
+
+def model_of(definition: Definition, revision: str, memory: Memory, stored: Sequence[StoredFile]) -> Model:
+    """The model as the definition alone describes it."""
+    return Model(
+        definition.name,
+        definition.backend,
+        revision,
+        memory,
+        files=files_known(definition, stored),
+        tensor_parallel=definition.tensor_parallel,
+        device_share=device_share(definition),
+        in_ram=is_ram_only(definition),
+        concurrency_groups=definition.concurrency_groups,
+        pinned=definition.pinned,
+        disabled=definition.disabled,
+    )
 
 
 def files_known(definition: Definition, stored: Sequence[StoredFile]) -> tuple[ModelFile, ...] | None:
@@ -237,7 +279,8 @@ def _needed_backends(snapshot: FleetSnapshot) -> set[str]:
     """Of models that may need a node."""
     names = {row.model for row in snapshot.rows} | set(snapshot.jobs)
     names |= {name for name, model in snapshot.models.items() if model.schedule.scales}
-    return {snapshot.models[name].backend for name in names if name in snapshot.models} - {""}
+    on_trial = {trial.model.backend for trial in snapshot.trials.values()}
+    return ({snapshot.models[name].backend for name in names if name in snapshot.models} | on_trial) - {""}
 
 
 async def _read_missing_builds(tx: Transaction, rules: Sequence[BackendRule]) -> dict[TargetKey, str]:
@@ -328,6 +371,7 @@ def _node(
         budget=budget_of(node.vram_budget),
         bus_down=node.bus_down,
         builds=builds,
+        hardware=hardware_of(node),
     )
 
 

@@ -1,4 +1,4 @@
-"""Compares the requests that a new build served with those of the old one. Pure.
+"""Compares the requests that a new build, or revision of a model, served with those of the old one. Pure.
 
 Figures are compared per model, because models differ more than builds. Times are compared by rank (Mann-Whitney), so
 that one slow request, or ten, decide nothing: the new build is worse only if its median is beyond the limit *and* the
@@ -80,7 +80,7 @@ def describe(figure: RolloutFigure) -> str:
     words = {ERRORS: "failed requests", FIRST_TOKEN: "time to first token", ANSWER: "time to answer", SPEED: "tokens/s"}
     return (
         f"{words[figure.name]} of {figure.model}: {new} in {figure.new_requests} requests, "
-        f"{old} in {figure.old_requests} of the old build (limit {limit})"
+        f"{old} in {figure.old_requests} of the old one (limit {limit})"
     )
 
 

@@ -3,7 +3,7 @@ nothing is counted while requests are served: only a soak reads receipts, every 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
 from corral.controller.rollouts.comparison import Judgement, Sample, compare_builds
@@ -34,13 +34,26 @@ async def read_judgements(tx: Transaction, rollouts: Iterable[Rollout]) -> Judge
 
 async def _compare_class(tx: Transaction, rollout: Rollout, state: RolloutClass) -> Judgement:
     since = rollout.started_at - LOOK_BACK
+    window_s = max(MIN_WINDOW_S, rollout.settings.soak_s / _WINDOWS_OF_A_SOAK)
+    new = await receipts.list_served_by_processes(tx, state.processes, since=since, limit=MAX_SAMPLES)
+    if (trial := rollout.trial) is not None:
+        former = await receipts.list_served_by_revision(
+            tx, rollout.subject, trial.old_revision, since=since, limit=MAX_SAMPLES
+        )
+        alike = _of_its_class(rollout, state.canary, former)
+        return compare_builds(samples_of(new), samples_of(alike), rollout.settings, window_s=window_s)
     own = {node_id: before for node_id, before in rollout.nodes.items() if before.hardware == state.name}
     digests = sorted({before.digest for before in own.values() if before.digest})
-    new = await receipts.list_served_by_processes(tx, state.processes, since=since, limit=MAX_SAMPLES)
     old = await receipts.list_served_by_builds(tx, digests, since=since, limit=MAX_SAMPLES)
-    window_s = max(MIN_WINDOW_S, rollout.settings.soak_s / _WINDOWS_OF_A_SOAK)
     samples = samples_of(new), samples_of(each for each in old if each.node_id in own)
     return compare_builds(*samples, rollout.settings, window_s=window_s)
+
+
+def _of_its_class(rollout: Rollout, canary: str, served: Sequence[ServedRequest]) -> Sequence[ServedRequest]:
+    """The requests of nodes of the canary's hardware class; all, if no such node served any."""
+    known = rollout.nodes.get(canary)
+    own = {node_id for node_id, each in rollout.nodes.items() if known is not None and each.hardware == known.hardware}
+    return [each for each in served if each.node_id in own] or served
 
 
 def samples_of(served: Iterable[ServedRequest]) -> list[Sample]:

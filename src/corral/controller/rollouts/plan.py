@@ -173,13 +173,14 @@ def _soak(rollout: Rollout, state: RolloutClass, canary: RolloutNode, found: Jud
         old_windows=_later_windows(state.old_windows, found.old_windows),
     )
     over = state.soaked_s >= settings.soak_s if settings.soak_s else found.new_requests >= settings.soak_requests
+    what = rollout.what
     if not over or state.waiting or state.deaths:
         return state
     if found.figures:
         return replace(state, soaking=False, passed=f"no figure was worse in {found.new_requests} requests")
     if settings.soak_requests:
-        return replace(state, waiting="the old build served too few requests to compare with: promote, or wait")
-    few = f"too few requests to judge: {found.new_requests} by the new build, {found.old_requests} by the old one"
+        return replace(state, waiting=f"the old {what} served too few requests to compare with: promote, or wait")
+    few = f"too few requests to judge: {found.new_requests} by the new {what}, {found.old_requests} by the old one"
     return replace(state, soaking=False, passed=f"{few}, {settings.min_requests} needed; its processes kept running")
 
 
@@ -209,7 +210,8 @@ def _verdict(rollout: Rollout, nodes: Sequence[RolloutNode]) -> str:
         failed = node.switch_failures >= MAX_SWITCH_FAILURES or (node.fatal and node.switch_failures)
         if begun and failed and node.state is not NodeState.SWITCHED:
             times = "once, and a retry cannot help" if node.fatal else f"{node.switch_failures} times"
-            return f"{node.name} failed to switch {times}: {node.reason or 'no reason was reported'}"
+            did = "switch" if rollout.trial is None else "start it"
+            return f"{node.name} failed to {did} {times}: {node.reason or 'no reason was reported'}"
     return ""
 
 
@@ -225,7 +227,7 @@ def _verdict_of_class(rollout: Rollout, state: RolloutClass, found: Judgement) -
     over = 0 < rollout.settings.soak_s <= state.soaked_s
     if state.deaths >= MAX_DEATHS or (state.deaths and over):
         times = "once" if state.deaths == 1 else f"{state.deaths} times"
-        return f"a process of the new build ended by itself {times} on {state.canary_name}"
+        return f"a process of the new {rollout.what} ended by itself {times} on {state.canary_name}"
     return ""
 
 

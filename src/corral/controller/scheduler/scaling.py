@@ -82,7 +82,8 @@ class _ModelState:
 
     @cached_property
     def living(self) -> list[Replica]:
-        own = self.world.of_model.get(self.model.name, ())
+        found = self.world.of_model.get(self.model.name, ())
+        own = [replica for replica in found if not replica.revision or replica.revision != self.model.trial_revision]
         return [replica for replica in own if replica.state is not ReplicaState.STOPPING]
 
     @cached_property

@@ -64,6 +64,7 @@ class Node:
     vetoes: tuple[str, ...] = ()  # sentences: why the node takes no replicas at all
     builds: Mapping[str, Build] = field(default_factory=dict)  # by backend, as models call it
     files: frozenset[str] = frozenset()  # digests of the model files on the node, as last reported
+    hardware: str = ""  # its hardware class (docs/reference/rollouts.md)
 
 
 class ReplicaState(StrEnum):
@@ -179,6 +180,7 @@ class Model:
     busy_for_s: float = 0.0  # how long all its ready replicas have been busy
     pressure: int = 0  # requests within the window that left the replica with their prefix because it was busy
     failed_on: Mapping[str, str] = field(default_factory=dict)  # by node: why its last start there failed
+    trial_revision: str = ""  # replicas of this revision are on trial, and not counted among the model's
 
     @property
     def files_bytes(self) -> int:

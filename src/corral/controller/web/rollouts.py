@@ -1,4 +1,4 @@
-"""Rollouts as the page shows them: the hardware classes, the figures, and a curve of both builds. Pure; the server
+"""Rollouts as the page shows them: the hardware classes, the figures, and a curve of old and new. Pure; the server
 draws the curves, as points of an SVG."""
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ class RolloutLine:
     started_at: str
     started: str
     classes: tuple[ClassLine, ...]
+    new: str  # what the curves are of
+    old: str
+    plan: str
+    kind: str  # model, backend
     actions: tuple[str, ...]  # of an admin
 
 
@@ -70,16 +74,24 @@ def rollout_lines(views: Sequence[RolloutView], now: datetime) -> list[RolloutLi
 def _line(view: RolloutView, now: datetime) -> RolloutLine:
     return RolloutLine(
         id=view.operation_id,
-        what=f"upgrade {view.backend}",
+        what=f"new revision of {view.model}" if view.model else f"upgrade {view.backend}",
+        new=f"new {_noun(view)}",
+        old=f"old {_noun(view)}",
+        plan=view.plan,
+        kind="model" if view.model else "backend",
         state="failed" if view.phase == "reverted" else _STATES.get(view.phase, "completed"),
         words="paused" if view.paused_by and view.phase not in OVER else _PHASES.get(view.phase, view.phase),
         message=view.message,
         soak=f"soak {view.soak}" if view.soak else "no soak",
         started_at=view.started_at,
         started=ago(parse_moment(view.started_at), now),
-        classes=tuple(_class(each) for each in view.classes),
+        classes=tuple(_class(view, each) for each in view.classes),
         actions=_actions(view),
     )
+
+
+def _noun(view: RolloutView) -> str:
+    return "revision" if view.model else "build"
 
 
 def _actions(view: RolloutView) -> tuple[str, ...]:
@@ -89,18 +101,26 @@ def _actions(view: RolloutView) -> tuple[str, ...]:
     return ("resume" if view.paused_by else "pause", *promote, "abort")
 
 
-def _class(each: RolloutClassView) -> ClassLine:
-    details = [f"{each.canary} goes first" if each.canary else "", each.passed or each.waiting]
+def _class(view: RolloutView, each: RolloutClassView) -> ClassLine:
+    details = [_first(view, each), each.passed or each.waiting]
+    if view.model and each.state == "soaking":
+        details.append(f"{view.percent} % of the requests")
     if each.deaths:
         details.append(counted(each.deaths, "process ended by itself", "processes ended by themselves"))
     return ClassLine(
-        name=f"{each.name} · {counted(len(each.nodes), 'node', 'nodes')}",
+        name=each.name if view.model else f"{each.name} · {counted(len(each.nodes), 'node', 'nodes')}",
         state={"passed": "success", "soaking": "waiting", "canary": "under_way"}.get(each.state, "queued"),
         words="; ".join(detail for detail in (each.state, *details) if detail),
-        requests=f"{each.new_requests} requests of the new build, {each.old_requests} of the old one",
+        requests=f"{each.new_requests} requests of the new {_noun(view)}, {each.old_requests} of the old one",
         figures=tuple((figure.words, figure.worse) for figure in each.figures),
         curves=curves_of(each.new_windows, each.old_windows),
     )
+
+
+def _first(view: RolloutView, each: RolloutClassView) -> str:
+    if not each.canary:
+        return ""
+    return f"on {each.canary}" if view.model else f"{each.canary} goes first"
 
 
 def curves_of(new: Sequence[RolloutWindowView], old: Sequence[RolloutWindowView]) -> tuple[Curve, ...]:

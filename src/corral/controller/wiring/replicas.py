@@ -23,13 +23,15 @@ from corral.controller.replicas.load_jobs import Cooldown
 from corral.controller.replicas.loads import LoadService
 from corral.controller.replicas.plan_execution import OrderSender, ReplicaCounter
 from corral.controller.replicas.provisioners import BackendProvisioner, FileProvisioner, FileSource, MemoryEstimator
-from corral.controller.replicas.reconcile import ReplicaPace, ReplicaReconciler, no_pressure
+from corral.controller.replicas.reconcile import LEASE, ReplicaPace, ReplicaReconciler, no_pressure
 from corral.controller.replicas.snapshot import SnapshotReader
 from corral.controller.replicas.why import PlacementExplainer
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.scheduler.world import Policy
 from corral.controller.settings import ControllerSettings, ReplicaSettings
+from corral.controller.trials.accept import Trials
+from corral.controller.trials.keeper import TrialKeeper
 from corral.kit.clock import Clock
 from corral.store.engine.transactions import Store
 
@@ -121,11 +123,15 @@ class Replicas:
             pressure=dependencies.pressure,
             settings=settings,
             pace=pace,
+            advance_trials=TrialKeeper(
+                store, dependencies.models, leadership, feed, clock, lease=LEASE, tick_s=pace.trial_interval_s
+            ).advance,
         )
         self.loads = LoadService(store, dependencies.models, feed, clock, cooldown=pace.cooldown)
         self.rows = ReplicaListing(store, self.activity)
         self.usage_recorder = UsageRecorder(store, leadership, clock, interval_s=pace.usage_interval_s)
         self.why = PlacementExplainer(snapshots, self.loads, pace.policy, clock)
+        self.trials = Trials(store, dependencies.models, snapshots, self.why, feed)
 
     @property
     def parts(self) -> tuple[Any, ...]:

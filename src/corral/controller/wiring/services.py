@@ -120,6 +120,7 @@ def api_services(
         "locations": staging.locations,
         "cleanup": staging.cleanup,
         "loads": replicas.loads,
+        "trials": replicas.trials,
         "replica_rows": replicas.rows,
         "explaining": replicas.why,  # not `why`: the login form has a parameter of that name
         "schedules": models.schedules,

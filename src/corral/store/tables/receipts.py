@@ -189,6 +189,10 @@ _SERVED = (
 )
 _SERVED_BY_PROCESSES = _SERVED.where(among(table.c.process_id, "ids"))
 _SERVED_BY_BUILDS = _SERVED.where(among(table.c.digest, "ids"))
+_SERVED_BY_REVISION = _SERVED.where(
+    table.c.revision == bindparam("revision"),
+    (table.c.model == bindparam("model")) | (table.c.served_by == bindparam("model")),
+)
 _PRUNE = delete_from(table).where(table.c.at < bindparam("moment", type_=Instant()))
 _FIELDS = len(StoredReceipt.__struct_fields__)
 
@@ -232,6 +236,14 @@ async def list_served_by_builds(
     """By processes of these builds of a backend; the newest first."""
     wanted = {"ids": digests, "since": since, "limit": limit}
     return records(ServedRequest, await tx.fetch_all(_SERVED_BY_BUILDS, wanted))
+
+
+async def list_served_by_revision(
+    tx: Transaction, model: str, revision: str, *, since: datetime, limit: int
+) -> list[ServedRequest]:
+    """By processes of this revision of the model; the newest first."""
+    wanted = {"model": model, "revision": revision, "since": since, "limit": limit}
+    return records(ServedRequest, await tx.fetch_all(_SERVED_BY_REVISION, wanted))
 
 
 async def prune(tx: Transaction, before: datetime) -> int:

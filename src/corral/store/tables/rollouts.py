@@ -1,4 +1,5 @@
-"""Rollouts: how far an upgrade is that proceeds by hardware class. One row per operation; it goes with the operation.
+"""Rollouts: how far an upgrade is that proceeds by hardware class, or the trial of a new revision of a model. One row
+per operation; it goes with the operation.
 
 The controller that reconciles advances it; people pause, promote and abort it.
 """
@@ -13,6 +14,7 @@ from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Choice, Instant, Json
 from corral.store.records import (
     ROLLOUT_OVER,
+    ModelTrial,
     Rollout,
     RolloutClass,
     RolloutNodeBefore,
@@ -38,14 +40,15 @@ table = Table(
     Column("reverted_by", Json[tuple[str, ...]](tuple[str, ...]), nullable=False),
     Column("classes", Json[tuple[RolloutClass, ...]](tuple[RolloutClass, ...]), nullable=False),
     Column("nodes", Json[dict[str, RolloutNodeBefore]](dict[str, RolloutNodeBefore]), nullable=False),
+    Column("trial", Json[ModelTrial](ModelTrial)),
 )
 
 _PUT = upsert_whole(table)
-_ACTIVE = (
-    select(table).where(table.c.phase.not_in(sorted(ROLLOUT_OVER))).order_by(table.c.generation, table.c.operation_id)
-)
+_ACTIVE = select(table).where(table.c.phase.not_in(sorted(ROLLOUT_OVER)))
+_ACTIVE_OF_BACKENDS = _ACTIVE.where(table.c.trial.is_(None)).order_by(table.c.generation, table.c.operation_id)
+_ACTIVE_OF_MODELS = _ACTIVE.where(table.c.trial.is_not(None)).order_by(table.c.subject, table.c.operation_id)
 _BY_OPERATION = select(table).where(table.c.operation_id == bindparam("operation_id"))
-_NEWEST = select(table).order_by(table.c.generation.desc(), table.c.operation_id).limit(bindparam("limit"))
+_NEWEST = select(table).order_by(table.c.started_at.desc(), table.c.operation_id).limit(bindparam("limit"))
 
 
 async def put(tx: Transaction, rollout: Rollout) -> None:
@@ -66,8 +69,17 @@ async def get(tx: Transaction, operation_id: str) -> Rollout:
 
 
 async def list_active(tx: Transaction) -> list[Rollout]:
-    """Those that are not over, the oldest first."""
-    return records(Rollout, await tx.fetch_all(_ACTIVE))
+    """Those of backends that are not over, the oldest first."""
+    return records(Rollout, await tx.fetch_all(_ACTIVE_OF_BACKENDS))
+
+
+async def list_trials(tx: Transaction) -> list[Rollout]:
+    """Those of models that are not over; at most one of each model."""
+    return records(Rollout, await tx.fetch_all(_ACTIVE_OF_MODELS))
+
+
+async def find_trial(tx: Transaction, model: str) -> Rollout | None:
+    return next((found for found in await list_trials(tx) if found.subject == model), None)
 
 
 async def list_(tx: Transaction, *, limit: int = 50) -> list[Rollout]:

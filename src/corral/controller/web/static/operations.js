@@ -70,6 +70,13 @@ const ROLLOUT_ACTS = {
   abort: ["Nodes that have switched return to their previous version.", true],
 };
 
+const TRIAL_ACTS = {
+  pause: ["The new revision keeps its share of the requests. If it turns out to be worse, the model still returns to the old one.", false],
+  resume: ROLLOUT_ACTS.resume,
+  promote: ["The soak ends now: the new revision gets all requests, and the old replicas stop.", false],
+  abort: ["The model returns to its previous revision.", true],
+};
+
 allow({
   async retry(data, button) {
     const { id, node, name } = about(data, button);
@@ -94,8 +101,8 @@ allow({
   },
   dismiss: ({ id }) => steer(id, "dismiss"),
   repeat: ({ id }) => steer(id, "retry"),
-  async rollout({ id, verb, what }) {
-    const [text, danger] = ROLLOUT_ACTS[verb];
+  async rollout({ id, verb, what, of }) {
+    const [text, danger] = (of === "model" ? TRIAL_ACTS : ROLLOUT_ACTS)[verb];
     const name = verb[0].toUpperCase() + verb.slice(1);
     if (!(await sure(`${name} ${what}?`, text, name, danger))) return;
     const { message } = await call("POST", `/api/rollouts/${encodeURIComponent(id)}/${verb}`);
