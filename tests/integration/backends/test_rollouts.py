@@ -65,7 +65,7 @@ async def serve(fleet: Fleet, worker: CorralWorker, count: int, *, failing: int 
 def _receipt(worker: CorralWorker, digest: str, now: datetime, failed: bool, first_ms: float) -> tuple[Any, ...]:
     number = next(_numbers)
     spread_us = int(first_ms * 1000 * (0.8 + 0.4 * (number % 17) / 17))
-    numbers = (500 if failed else 200, 0, 0, 0, 0 if failed else spread_us, spread_us + 500_000, 10, 50, 1)
+    numbers = (500 if failed else 200, 0, 0, 0, 0 if failed else spread_us, spread_us + 500_000, 10, 50, 1, 0)
     texts = ("key", "smol", "/v1/chat/completions", "", worker.node_id, f"{worker.node_id}/{digest}", "r1", digest, "")
     return (to_us(now) + number, f"request-{number}", *texts, *numbers, False, not failed, "", "")
 
