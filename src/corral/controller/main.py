@@ -30,7 +30,6 @@ from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.access import open_trust
 from corral.controller.wiring.app import build_app
 from corral.controller.wiring.backends import BackendPace, Backends, gallery_options, registry_settings
-from corral.controller.wiring.bundles import make_bundle_service
 from corral.controller.wiring.files import blobs_folder, open_model_files
 from corral.controller.wiring.localai import open_localai
 from corral.controller.wiring.models import open_models
@@ -38,7 +37,7 @@ from corral.controller.wiring.nodes import assemble_nodes
 from corral.controller.wiring.releases import ReleaseParts
 from corral.controller.wiring.replicas import ReplicaDependencies, Replicas, replica_pace
 from corral.controller.wiring.runtime import open_runtime, run_parts
-from corral.controller.wiring.services import api_services
+from corral.controller.wiring.services import api_services, make_bundle_service
 from corral.controller.wiring.staging import Staging
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError

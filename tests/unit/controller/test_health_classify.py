@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from corral.contract.ids import NodeId
-from corral.contract.messages.nodes import NodeStatus
+from corral.contract.messages.nodes import NodeId, NodeStatus
 from corral.controller.health.classify import Guard, Pulse, Verdict, classify, is_still_true
 from corral.controller.registry.transitions import NodeEvent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NewType
 
 import msgspec
 
@@ -11,6 +12,8 @@ from corral.contract.hardware import Device
 from corral.contract.messages.backends import NodeBackend, OrderReport
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.contract.subjects import event
+
+NodeId = NewType("NodeId", str)  # UUID v4 text, assigned by the controller; never where a node's name is meant
 
 
 class NodeStatus(StrEnum):

@@ -25,7 +25,7 @@ from corral.controller.api.file_bodies import (
     take_piece,
     upload_view,
 )
-from corral.controller.bundles.service import BundleService
+from corral.controller.bundles.maker import BundleService
 from corral.controller.files.upload_operations import UploadOperations
 from corral.kit.errors import Invalid, NotFound
 

@@ -14,8 +14,8 @@ from corral.contract.playground import PlaygroundModel, PlaygroundToken
 from corral.controller.access.signing import IngressTokens
 from corral.controller.api.auth import model_users, principal_of
 from corral.controller.gateways.receipts import ReceiptService
-from corral.controller.models.kinds import kinds_of, reads_images
 from corral.controller.models.service import Models
+from corral.controller.models.views import kinds_of, reads_images
 from corral.controller.replicas.loads import LoadService
 from corral.kit.errors import Denied
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from corral import __version__
 from corral.blobs.digests import PREFIX
-from corral.blobs.store import BlobStore
+from corral.blobs.eviction import note_request
+from corral.blobs.store import Blob, BlobStore
+from corral.blobs.upload import Uploads
 from corral.contract.bundles import (
     FORMAT,
     BundledBackend,
@@ -33,8 +35,8 @@ from corral.controller.artifacts.listings import KINDS, listing_key
 from corral.controller.backends.catalogue import Catalogue, CatalogueEntry, MachineKind
 from corral.controller.backends.plan import NoBuild
 from corral.controller.backends.world import kinds_of
-from corral.controller.bundles.model_files import BundledModels
-from corral.controller.bundles.plan_progress import PlanProgress
+from corral.controller.bundles.library import Bundles
+from corral.controller.bundles.model_files import BundledModels, PlanProgress
 from corral.controller.distribution.packages import CorralPackages, packages_source
 from corral.controller.inventory.nodes import takes_backends
 from corral.controller.models.views import definition_of
@@ -321,3 +323,21 @@ def _finished(
 
 def _shown(kind: MachineKind) -> str:
     return ", ".join(filter(None, (kind.platform, kind.capability, kind.python and f"Python {kind.python}")))
+
+
+@dataclass(frozen=True)
+class BundleService:
+    """What the API needs of bundles."""
+
+    loaded: Bundles
+    maker: BundleMaker
+    uploads: Uploads
+    stores: Sequence[BlobStore]  # that planned bundles take their blobs from
+
+    def find_blob(self, digest: str) -> Blob | None:
+        """A blob for a new bundle; it counts as requested now, so that it is not removed at once."""
+        for store in self.stores:
+            blob = store.find(digest)
+            if blob is not None and note_request(blob):
+                return blob
+        return None

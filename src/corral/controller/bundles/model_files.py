@@ -1,8 +1,9 @@
-"""The models of a new bundle: their definitions, and the files that they turned out to be."""
+"""The models of a new bundle: their definitions, and the files that they turned out to be; how far its plan is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -12,13 +13,40 @@ from corral.contract.bundles import BundledFile, BundledModel
 from corral.contract.installs import UPLOAD_SCHEME
 from corral.contract.models import Definition
 from corral.contract.sources import file_name
-from corral.controller.bundles.plan_progress import PlanProgress
 from corral.controller.files.fetches import Fetches
 from corral.controller.files.model_files import ModelFiles
 from corral.kit.errors import Invalid
 from corral.store.engine.transactions import Store
 from corral.store.tables import model_files
 from corral.store.tables.model_files import StoredFile
+
+
+@dataclass
+class PlanProgress:
+    """The bytes of a plan for a bundle, and why it is not ready."""
+
+    blobs: dict[str, int] = field(default_factory=dict)  # digest and size, each once
+    have_bytes: int = 0
+    size_bytes: int = 0
+    is_complete: bool = True  # nothing is being fetched or looked up
+    jobs: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_complete and not self.jobs and not self.problems
+
+    def add(self, digest: str, size_bytes: int, have_bytes: int, *, is_stored: bool) -> None:
+        if not is_stored:
+            self.is_complete = False
+        if digest not in self.blobs:
+            self.blobs[digest] = size_bytes
+            self.size_bytes += size_bytes
+            self.have_bytes += min(have_bytes, size_bytes)
+
+    def wait(self) -> None:
+        self.is_complete = False
 
 
 class BundledModels:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corral.contract.ids import NodeId
-from corral.contract.messages.nodes import NodeStatus
+from corral.contract.messages.nodes import NodeId, NodeStatus
 from corral.controller.registry.transitions import NodeEvent
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from corral.contract.ids import NodeId
-from corral.contract.messages.nodes import NodeStatus
+from corral.contract.messages.nodes import NodeId, NodeStatus
 from corral.controller.health.classify import Guard, Pulse, classify, is_still_true
 from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.registry.changes import NodeChanges

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from corral.blobs.upload import Uploads
 from corral.contract.receipts import Receipt
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.api.overview import Overview
+from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.galleries import Galleries
 from corral.controller.backends.gallery_status import GalleryStatus
-from corral.controller.bundles.service import BundleService
+from corral.controller.bundles.library import Bundles
+from corral.controller.bundles.maker import BundleMaker, BundleService
+from corral.controller.bundles.model_files import BundledModels
 from corral.controller.files.fetches import Fetches
 from corral.controller.files.upload_operations import UploadOperations
 from corral.controller.fleetfile.service import FleetFiles
@@ -40,6 +44,21 @@ from corral.controller.wiring.replicas import Replicas
 from corral.controller.wiring.runtime import Runtime
 from corral.controller.wiring.staging import Staging
 from corral.kit.settings import describe, origins_of, shown
+from corral.store.engine.transactions import Store
+
+
+def make_bundle_service(
+    settings: ControllerSettings,
+    store: Store,
+    catalogue: Catalogue,
+    files: OpenedFiles,
+    fetches: Fetches,
+    loaded: Bundles,
+) -> BundleService:
+    models = BundledModels(store, files.files, fetches, files.blobs)
+    maker = BundleMaker(store, catalogue, files.artifact_fetches, files.artifact_blobs, models, files.packages)
+    uploads = Uploads(loaded.blobs, max_bytes=settings.files.upload_limit_bytes)
+    return BundleService(loaded, maker, uploads, (files.blobs, files.artifact_blobs))
 
 
 def api_services(
