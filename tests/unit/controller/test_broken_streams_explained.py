@@ -12,8 +12,12 @@ from corral.controller.models.resumption import explain_resumption
     ("can", "text", "limited"),
     [
         ({"barn": True}, "continued on another replica", False),
-        ({"barn": False}, "not continued, though resume_streams is set: no build declares", True),
-        ({"barn": True, "byre": False}, "but not from or to byre: the build there declares no way", True),
+        (
+            {"barn": False},
+            "not continued, though resume_streams is set: no build of b declares how it continues a text",
+            True,
+        ),
+        ({"barn": True, "byre": False}, "but not from or to byre: the build of b there does not declare how", True),
         ({"barn": True} | {f"n{i}": False for i in range(7)}, "n0, n1, n2, n3, n4 and 2 more", True),
         ({}, "where a backend declares how", False),
     ],

@@ -23,11 +23,13 @@ def explain_resumption(definition: Definition, can_continue: Mapping[str, bool])
     cannot = sorted(name for name, can in can_continue.items() if not can)
     if not can_continue:
         return Resumption("continued on another replica, where a backend declares how it continues a text")
-    declares = f"declares no way to continue a text (`continues` in the manifest of {definition.backend})"
+    backend = definition.backend
     if len(cannot) == len(can_continue):
-        return Resumption(f"not continued, though resume_streams is set: no build {declares}", True)
+        declares = f"no build of {backend} declares how it continues a text (`continues` in its manifest)"
+        return Resumption(f"not continued, though resume_streams is set: {declares}", True)
     if not cannot:
         return Resumption("continued on another replica")
     more = f" and {len(cannot) - MAX_NAMES} more" if len(cannot) > MAX_NAMES else ""
     on = f"{', '.join(cannot[:MAX_NAMES])}{more}"
-    return Resumption(f"continued on another replica, but not from or to {on}: the build there {declares}", True)
+    declares = f"the build of {backend} there does not declare how it continues a text (`continues` in its manifest)"
+    return Resumption(f"continued on another replica, but not from or to {on}: {declares}", True)
