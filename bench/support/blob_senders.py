@@ -24,7 +24,7 @@ from corral.contract.access import Scope
 from corral.contract.messages.replicas import ReplicaFile
 from corral.controller.access.signing import IngressTokens
 from corral.controller.files.blob_listener import open_blob_listener
-from corral.controller.settings import FileSettings
+from corral.controller.settings.models import FileSettings
 from corral.inference.request_files import LocalFiles
 from corral.kit.clock import SystemClock
 from corral.kit.log import configure_logging

@@ -21,7 +21,8 @@ from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
 from corral.controller.scheduler.world import Policy
-from corral.controller.settings import BackendSettings, ReplicaSettings
+from corral.controller.settings.backends import BackendSettings
+from corral.controller.settings.models import ReplicaSettings
 from corral.controller.wiring.backends import BackendPace, Backends
 from corral.controller.wiring.replicas import ReplicaDependencies, Replicas
 from corral.kit.clock import Clock

@@ -35,7 +35,7 @@ from corral.controller.install.planner import InstallPlanner
 from corral.controller.models.schedules import Schedules
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.scheduler.world import World
-from corral.controller.settings import ListenSettings
+from corral.controller.settings.serving import ListenSettings
 from corral.controller.web.routes import dependencies
 from corral.kit.errors import Unreachable
 from tests.support.backend_fleet import Controller, Fleet, open_fleet

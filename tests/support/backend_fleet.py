@@ -28,7 +28,7 @@ from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
-from corral.controller.settings import BackendSettings
+from corral.controller.settings.backends import BackendSettings
 from corral.controller.wiring.backends import BackendPace, Backends
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.settings import Seconds

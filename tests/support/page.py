@@ -49,7 +49,8 @@ from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
 from corral.controller.samples.service import SampleService
-from corral.controller.settings import ControllerSettings, ListenSettings
+from corral.controller.settings import ControllerSettings
+from corral.controller.settings.serving import ListenSettings
 from corral.controller.web.routes import dependencies
 from corral.controller.web.settings import EffectiveSettings
 from corral.controller.wiring.backends import Backends

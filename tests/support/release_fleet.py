@@ -32,7 +32,7 @@ from corral.controller.distribution.own_wheel import OwnWheel
 from corral.controller.releases.calls import ReleaseCalls
 from corral.controller.releases.service import Releases
 from corral.controller.releases.upgrades import CorralUpgrades, UpgradePace
-from corral.controller.settings import BackendSettings
+from corral.controller.settings.backends import BackendSettings
 from corral.kit.clock import SystemClock
 from corral.kit.errors import CorralError
 from corral.kit.settings import Seconds

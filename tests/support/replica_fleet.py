@@ -46,7 +46,7 @@ from corral.controller.replicas.lifecycle import LifecycleTimes
 from corral.controller.replicas.load_jobs import Cooldown
 from corral.controller.replicas.reconcile import ReplicaPace
 from corral.controller.scheduler.world import Policy
-from corral.controller.settings import ReplicaSettings
+from corral.controller.settings.models import ReplicaSettings
 from corral.controller.wiring.replicas import ReplicaDependencies, Replicas
 from corral.kit.errors import CorralError
 from corral.kit.settings import Seconds

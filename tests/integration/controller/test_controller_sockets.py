@@ -12,7 +12,8 @@ import pytest
 
 from corral.controller.api.server import serve_app
 from corral.controller.runtime.database import open_store_when_there
-from corral.controller.settings import ControllerSettings, ListenSettings
+from corral.controller.settings import ControllerSettings
+from corral.controller.settings.serving import ListenSettings
 from corral.kit.errors import Invalid
 from corral.kit.settings import BadSettings, read_settings
 from tests.support.cluster import Cluster

@@ -17,7 +17,7 @@ from corral.controller.api.server import serve_app
 from corral.controller.operations.progress import ProgressCollector
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
-from corral.controller.settings import ListenSettings
+from corral.controller.settings.serving import ListenSettings
 from corral.kit.clock import SystemClock
 from corral.store import open_store
 from tests.support.sqlite import sqlite_url

@@ -47,7 +47,7 @@ from corral.controller.files.packages import Packages
 from corral.controller.orders.observations import OrderAccepted
 from corral.controller.orders.order import OrderId
 from corral.controller.orders.replica_calls import ReplicaCalls
-from corral.controller.settings import FileSettings
+from corral.controller.settings.models import FileSettings
 from corral.gallery.pypi.lock import Lock
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound

@@ -18,7 +18,7 @@ from corral.bus.local import LocalHub
 from corral.contract.access import Scope
 from corral.controller.access.active_nodes import ActiveNodes
 from corral.controller.files.blob_listener import open_blob_listener
-from corral.controller.settings import FileSettings
+from corral.controller.settings.models import FileSettings
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
 from corral.kit.tasks import background

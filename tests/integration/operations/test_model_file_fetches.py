@@ -29,7 +29,7 @@ from corral.controller.files.blob_listener import ControllerBlobUrls
 from corral.controller.files.fetches import Fetches
 from corral.controller.files.file_resolver import FileResolver, ResolverSettings
 from corral.controller.files.model_files import FileRetention, ModelFiles
-from corral.controller.settings import BackendSettings
+from corral.controller.settings.backends import BackendSettings
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Failed, NotFound
 from corral.kit.settings import Seconds

@@ -7,7 +7,7 @@ from datetime import timedelta
 import msgspec
 
 from corral.controller.runtime.housekeeping import Housekeeping
-from corral.controller.settings import RuntimeSettings
+from corral.controller.settings.nodes import RuntimeSettings
 from corral.store.tables import (
     backend_intents,
     backend_rules,

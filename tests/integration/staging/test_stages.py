@@ -33,7 +33,7 @@ from corral.contract.messages.staging import (
     StageResult,
 )
 from corral.contract.models import Definition, read_definition
-from corral.controller.settings import BackendSettings
+from corral.controller.settings.backends import BackendSettings
 from corral.controller.staging.calls import StageCalls
 from corral.controller.staging.cleanup import FleetCleanup
 from corral.controller.staging.locations import FileLocations

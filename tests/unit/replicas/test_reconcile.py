@@ -18,7 +18,7 @@ from corral.controller.orders.order import OrderId
 from corral.controller.replicas.reconcile import ReplicaPace, ReplicaReconciler
 from corral.controller.replicas.snapshot import FleetSnapshot, files_known, storable_job
 from corral.controller.scheduler.world import Memory, Model, ModelFile
-from corral.controller.settings import ReplicaSettings
+from corral.controller.settings.models import ReplicaSettings
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
 from corral.store.records import DesiredReplica, LoadJob, ReplicaStage

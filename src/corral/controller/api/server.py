@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from corral.controller.settings import ListenSettings
+from corral.controller.settings.serving import ListenSettings
 from corral.kit.hosts import is_loopback
 from corral.kit.log import get_log
 from corral.kit.settings import BadSettings

@@ -30,7 +30,7 @@ from corral.controller.rollouts.evidence import Judgements, read_judgements
 from corral.controller.rollouts.plan import Held
 from corral.controller.runtime.change_feed import INVENTORY, RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
-from corral.controller.settings import BackendSettings
+from corral.controller.settings.backends import BackendSettings
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every

@@ -14,7 +14,7 @@ from corral.blobs.serving.server import BlobListener, Find, FindGrowing, IsExpec
 from corral.blobs.store import BlobStore
 from corral.contract.access import CONTROLLERS, AccessClaims, Scope, refusal
 from corral.contract.codec import Undecodable, decode
-from corral.controller.settings import FileSettings
+from corral.controller.settings.models import FileSettings
 from corral.kit.clock import Clock
 from corral.kit.hosts import is_loopback
 from corral.kit.log import get_log

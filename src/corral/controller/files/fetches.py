@@ -41,7 +41,7 @@ from corral.controller.operations.progress import ProgressCollector
 from corral.controller.operations.state import settle
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
-from corral.controller.settings import BackendSettings
+from corral.controller.settings.backends import BackendSettings
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, NotFound
 from corral.kit.humanize import format_bytes

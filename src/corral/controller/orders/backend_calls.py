@@ -53,7 +53,7 @@ from corral.controller.orders.observations import (
     refused,
 )
 from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI, BackendOrder, OrderId
-from corral.controller.settings import BackendSettings
+from corral.controller.settings.backends import BackendSettings
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, Invalid, OutcomeUnknown, Unreachable
 from corral.kit.log import get_log

@@ -37,7 +37,7 @@ from corral.controller.releases.plan import choose_turns
 from corral.controller.rollouts.hardware_class import hardware_of
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
-from corral.controller.settings import BackendSettings
+from corral.controller.settings.backends import BackendSettings
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
 from corral.kit.log import get_log

@@ -44,7 +44,7 @@ from corral.controller.replicas.snapshot import (
 from corral.controller.runtime.change_feed import LOADS, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.scheduler.world import Policy, World
-from corral.controller.settings import ReplicaSettings
+from corral.controller.settings.models import ReplicaSettings
 from corral.kit.clock import Clock
 from corral.kit.tasks import Wake, run_every
 from corral.store.engine.transactions import Store

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from corral.controller.runtime.change_feed import RULES
 from corral.controller.runtime.leadership import Leadership
-from corral.controller.settings import RuntimeSettings
+from corral.controller.settings.nodes import RuntimeSettings
 from corral.kit.clock import Clock
 from corral.kit.tasks import run_every
 from corral.store.engine.transactions import Store, Transaction

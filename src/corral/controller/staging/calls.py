@@ -26,7 +26,7 @@ from corral.contract.messages.staging import (
 from corral.controller.orders.observations import OrderAccepted, OrderEnded, ReplicaObservation, observe_error
 from corral.controller.orders.order import OrderId
 from corral.controller.orders.replica_calls import MAX_FILES, KeepList
-from corral.controller.settings import BackendSettings
+from corral.controller.settings.backends import BackendSettings
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, Unreachable
 from corral.kit.log import get_log

@@ -42,7 +42,7 @@ from corral.controller.operations.views import STAGE
 from corral.controller.orders.observations import OrderAccepted, OrderEnded, OrderNotSent, OrderUnconfirmed
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
-from corral.controller.settings import BackendSettings
+from corral.controller.settings.backends import BackendSettings
 from corral.controller.staging.calls import NO_WORKER, StageCalls
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, Failed, Invalid, NotFound, Unreachable

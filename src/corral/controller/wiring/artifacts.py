@@ -18,7 +18,7 @@ from corral.controller.artifacts.fetches import ArtifactFetches
 from corral.controller.artifacts.listings import HeadersFor, Listings, Origins
 from corral.controller.artifacts.service import Artifacts, SourcesFor
 from corral.controller.bundles.library import Bundles
-from corral.controller.settings import FileSettings
+from corral.controller.settings.models import FileSettings
 from corral.controller.wiring.runtime import Part
 from corral.kit.clock import Clock
 from corral.store.engine.transactions import Store

@@ -25,7 +25,8 @@ from corral.controller.orders.backend_calls import BackendCalls, CallLimits
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
-from corral.controller.settings import BackendSettings, ControllerSettings
+from corral.controller.settings import ControllerSettings
+from corral.controller.settings.backends import BackendSettings
 from corral.gallery.backends.factory import GalleryOptions
 from corral.gallery.galleries import parse_galleries
 from corral.gallery.index_cache import LibraryOptions

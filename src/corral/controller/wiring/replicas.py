@@ -29,7 +29,8 @@ from corral.controller.replicas.why import PlacementExplainer
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.scheduler.world import Policy
-from corral.controller.settings import ControllerSettings, ReplicaSettings
+from corral.controller.settings import ControllerSettings
+from corral.controller.settings.models import ReplicaSettings
 from corral.controller.trials.accept import Trials
 from corral.controller.trials.keeper import TrialKeeper
 from corral.kit.clock import Clock

@@ -6,7 +6,7 @@ from corral.controller.files.fetches import Fetches
 from corral.controller.files.model_files import ModelFiles
 from corral.controller.operations.progress import ProgressCollector
 from corral.controller.replicas.reconcile import LEASE as REPLICAS
-from corral.controller.settings import BackendSettings
+from corral.controller.settings.backends import BackendSettings
 from corral.controller.staging.calls import StageCalls
 from corral.controller.staging.cleanup import FleetCleanup
 from corral.controller.staging.locations import FileLocations
