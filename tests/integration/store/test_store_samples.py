@@ -206,3 +206,32 @@ async def test_questions_that_have_no_answer_say_what_to_ask(counting: Counting)
             await counting.service.series(kind, name, span)
     with pytest.raises(NotFound, match="there is no node 'nowhere'; `corral nodes` lists them"):
         await counting.service.series("node", "nowhere", "1h")
+
+
+@pytest.mark.parametrize("span", ["7d", "30d"])
+async def test_what_ended_long_ago_is_read_once_and_the_series_is_the_same(
+    store: Store, counting: Counting, clock: ManualClock, span: str
+) -> None:
+    now = datetime.fromtimestamp(START, NOON.tzinfo)
+
+    async def put(*ages_s: int, step_s: int = 900) -> None:
+        async with store.write() as tx:
+            body = SampleBody(until_s=step_s, requests=5, gauges={})
+            found = [Sample("fleet", "", step_s, now - timedelta(seconds=age), "one", body) for age in ages_s]
+            await samples.put(tx, found)
+
+    await put(*range(900, 31 * 86400, 900))
+    await put(60, step_s=60)  # somebody counted until now
+    for minutes in (0, 1, 2, 9, 5):  # all is read again after 10
+        clock.advance(minutes * 60)
+        now += timedelta(minutes=minutes)
+        await put(0)
+        await put(60, step_s=60)
+        kept, anew = counting.service, SampleService(store, clock)
+        assert await kept.series("fleet", "", span) == await anew.series("fleet", "", span), minutes
+    began = len((await counting.service.series("fleet", "", span)).points)
+    async with store.write() as tx:
+        await samples.prune(tx, now + timedelta(days=40))
+    assert len((await counting.service.series("fleet", "", span)).points) >= began - 3, "it was not read again"
+    clock.advance(601)
+    assert (await counting.service.series("fleet", "", span)).points == (), "after a while it is"
