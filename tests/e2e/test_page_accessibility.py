@@ -40,6 +40,8 @@ PAGES = (
     "/fleet/requests",
     "/fleet/operations",
     "/fleet/logs",
+    "/fleet/logs?node=barn&worker=true",
+    "/models/gone",
     "/fleet/keys",
     "/fleet/settings",
     "/search?q=smol",
@@ -49,6 +51,22 @@ FORMS: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1280, "height": 900}},
     "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
     "phone": {"viewport": {"width": 390, "height": 844}},
+}
+RUNNING = {
+    "gateway": "g",
+    "total": 9,
+    "requests": [
+        {"id": "r1", "at": 1.0, "key_id": "k", "model": MODEL, "path": "/v1/chat/completions"},
+        {
+            "id": "r2",
+            "at": 2.0,
+            "key_id": "k",
+            "model": MODEL,
+            "path": "/v1/chat/completions",
+            "node_id": "n",
+            "tokens": 7,
+        },
+    ],
 }
 FAULTS = """
 async () => (await axe.run(document, {resultTypes: ["violations"]})).violations
@@ -122,7 +140,9 @@ async def test_no_page_has_a_serious_fault(browser: Browser, corral: PageApp, ur
         await sign_in.goto(f"{url}/login")
         found = {"/login": await faults_of(sign_in)}
         page = await open_signed_in(person, url, "/", await corral.key(name=form))
+        gateway = {"authorization": f"Bearer {await corral.key('gateway')}"}
         for path in PAGES:
+            await page.request.post(f"{url}/internal/running", data=RUNNING, headers=gateway)
             await page.goto(f"{url}{path}")
             await expect(page.locator("h1, h2").first).to_be_visible()
             found[path] = await faults_of(page)
