@@ -354,6 +354,7 @@ class PlanProcess(Message, frozen=True):
     memory_bytes: int = 0  # reserved for it, and needed by its successor; 0: unknown
     # in_place: names of other nodes whose replicas answer meanwhile; none: requests for the model wait at the gateway
     served_by: tuple[str, ...] = ()
+    could_serve: tuple[str, ...] = ()  # of the latter: names of nodes whose memory could hold a replica
 
 
 class PlanNode(Message, frozen=True):

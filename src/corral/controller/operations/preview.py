@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from corral.contract.admin import PlanClass, PlanNode, PlanProcess
@@ -12,10 +12,11 @@ from corral.controller.backends.plan import NoBuild
 from corral.controller.backends.replacement import memory_beside, processes_of, start_took_s
 from corral.controller.backends.rules import Wanted
 from corral.controller.inventory.installed import Installed
-from corral.controller.operations.requests import Candidate, OperationKind, OperationRequest, ResolvedRequest
+from corral.controller.operations.requests import Candidate, Elsewhere, OperationKind, OperationRequest, ResolvedRequest
 from corral.controller.rollouts.hardware_class import hardware_of
 from corral.controller.rollouts.options import describe_soak
 from corral.store.records import OperationNode, ScopeKind, TargetBuild, Want
+from corral.store.tables.nodes import NodeOutline
 
 SAME_BUILD = "it has this build already"
 CANNOT_CHOOSE = "a LocalAI worker cannot be told which version to run"
@@ -24,6 +25,7 @@ NOTHING = "nothing"  # the action of a node that needs no change
 BESIDE, IN_PLACE, STOP = "beside", "in_place", "stop"
 # The downloaded archive stays in the cache beside the unpacked files, which are at least as large.
 _DISK_PER_BYTE = 2
+_NODES_SHOWN = 3
 _DIGEST_SHOWN = len("sha256:") + 12
 
 
@@ -142,11 +144,11 @@ def _have(
         known["disk_after_bytes"] = max(0, outline.available_disk - _DISK_PER_BYTE * fetch)
     if there is None:
         return PlanNode(**known, action="install")
-    known |= _replacing(candidate, resolved.backend, resolved.serving)
+    known |= _replacing(candidate, resolved.backend, resolved.elsewhere)
     return PlanNode(**known, action="reinstall" if force else "upgrade")
 
 
-def _replacing(candidate: Candidate, backend: str, serving: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+def _replacing(candidate: Candidate, backend: str, elsewhere: Elsewhere) -> dict[str, Any]:
     """A Corral worker starts the new process first; if that does not serve, the old one never stopped."""
     outline = candidate.outline
     if outline.protocol == 0:
@@ -160,7 +162,7 @@ def _replacing(candidate: Candidate, backend: str, serving: Mapping[str, tuple[s
         beside = f"starts beside it ({need.words})" if need.words else "starts beside it"
         words = f"{_counted(replaced)} replaced: the new version {beside}, takes over when it serves; no gap"
         return {"processes": words, "replaces": tuple(replaced)}
-    replaced = [_in_place(each, outline.name, serving) for each in running]
+    replaced = [_in_place(each, outline, elsewhere) for each in running]
     longest = max((each.gap_s for each in replaced if each.gap_s is not None), default=None)
     gap = f"a gap of about {longest:.0f} s" if longest is not None else "a gap as long as its start takes"
     words = (
@@ -170,18 +172,39 @@ def _replacing(candidate: Candidate, backend: str, serving: Mapping[str, tuple[s
     return {"processes": words, "replaces": tuple(replaced)}
 
 
-def _in_place(process: ReplicaProcess, node: str, serving: Mapping[str, tuple[str, ...]]) -> PlanProcess:
-    others = tuple(name for name in serving.get(process.model, ()) if name != node)
-    gap_s = start_took_s(process)
-    return PlanProcess(process.process_id, process.model, IN_PLACE, gap_s, process.memory_bytes, others)
+def _in_place(process: ReplicaProcess, node: NodeOutline, elsewhere: Elsewhere) -> PlanProcess:
+    others = tuple(name for name in elsewhere.serving.get(process.model, ()) if name != node.name)
+    able = [
+        each.name
+        for each in elsewhere.healthy
+        if each.id != node.id
+        and (each.os, each.arch) == (node.os, node.arch)
+        and memory_beside((process,), free_vram=each.available_vram, free_ram=each.available_ram).fits
+    ]
+    return PlanProcess(
+        process.process_id,
+        process.model,
+        IN_PLACE,
+        start_took_s(process),
+        process.memory_bytes,
+        others,
+        () if others or not process.model else tuple(able),
+    )
 
 
 def _meanwhile(replaced: Sequence[PlanProcess]) -> str:
     """What happens to requests for each model during the gap."""
-    others = {each.model: each.served_by for each in replaced if each.model}
-    words = [f"{model} is served by {', '.join(names)} meanwhile" for model, names in others.items() if names]
-    if waits := [model for model, names in others.items() if not names]:
-        words.append(f"no other node serves {', '.join(waits)}: requests wait at the gateway")
+    words = []
+    for each in {process.model: process for process in replaced if process.model}.values():
+        if each.served_by:
+            words.append(f"{each.model} is served by {', '.join(each.served_by)} meanwhile")
+            continue
+        words.append(f"no other node serves {each.model}: requests wait at the gateway")
+        if each.could_serve:
+            free = ", ".join(each.could_serve[:_NODES_SHOWN])
+            words.append(
+                f"with the memory for it: {free}; `corral models scale {each.model} --min 2` first avoids that"
+            )
     return "; ".join(words)
 
 

@@ -169,6 +169,14 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """What other nodes than one that switches could do meanwhile."""
+
+    serving: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by model, names of nodes that answer for it
+    healthy: tuple[NodeOutline, ...] = ()  # nodes that take replicas, in name order
+
+
+@dataclass(frozen=True)
 class ResolvedRequest:
     request: OperationRequest  # in its normal form
     want: Want
@@ -176,7 +184,7 @@ class ResolvedRequest:
     builds: Builds = field(default_factory=dict)
     target: str = ""  # id of an earlier target to use; empty = a new one from `builds`
     notes: tuple[str, ...] = ()
-    serving: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by model, names of nodes that answer for it
+    elsewhere: Elsewhere = field(default_factory=lambda: Elsewhere())
 
     @property
     def backend(self) -> str:
@@ -214,18 +222,18 @@ class RequestResolver:
         request = replace(request, backend_request=backend_request)
         async with self._store.read() as tx:
             candidates = await read_candidates(tx, request)
-            serving = await _read_serving(tx)
+            elsewhere = await _read_elsewhere(tx)
         builds = await self._targets.resolve(backend_request, _kinds(candidates), budget_s=self._budget_s)
         if backend_request.uri:  # no other source can provide a build
             _refuse_hopeless(builds, candidates)
-        return ResolvedRequest(request, Want.PRESENT, candidates, builds, serving=serving)
+        return ResolvedRequest(request, Want.PRESENT, candidates, builds, elsewhere=elsewhere)
 
     async def _upgrade(self, request: OperationRequest) -> ResolvedRequest:
         async with self._store.read() as tx:
             request = await _as_rules_call_it(tx, request)
             candidates = await read_candidates(tx, request)
             rules = await backend_rules.list_live(tx, request.backend_request.backend)
-            serving = await _read_serving(tx)
+            elsewhere = await _read_elsewhere(tx)
         concerned = _concerned(candidates, request.backend_request.backend)
         if not any(candidate.find(request.backend_request.backend) for candidate in candidates):
             raise NotFound(_not_installed(request, candidates))
@@ -233,7 +241,7 @@ class RequestResolver:
         self._catalogue.forget_sources()  # the new version may have been published a moment ago
         builds = await self._targets.resolve(request.backend_request, _kinds(concerned), budget_s=self._budget_s)
         _refuse_hopeless(builds, concerned)
-        return ResolvedRequest(request, Want.UPGRADED, concerned, builds, serving=serving)
+        return ResolvedRequest(request, Want.UPGRADED, concerned, builds, elsewhere=elsewhere)
 
     async def _delete(self, request: OperationRequest) -> ResolvedRequest:
         async with self._store.read() as tx:
@@ -264,14 +272,14 @@ class RequestResolver:
             candidates = await read_candidates(tx, request)
             rules = await backend_rules.list_live(tx, request.backend_request.backend)
             earlier = await _earlier_target(tx, rules)
-            serving = await _read_serving(tx)
+            elsewhere = await _read_elsewhere(tx)
         concerned = _concerned(candidates, request.backend_request.backend)
         if not any(candidate.find(request.backend_request.backend) for candidate in candidates):
             raise NotFound(_not_installed(request, candidates))
         if earlier is not None:
             rule, builds = earlier
             request = replace(request, backend_request=rule.request)
-            return ResolvedRequest(request, Want.UPGRADED, concerned, builds, rule.target, serving=serving)
+            return ResolvedRequest(request, Want.UPGRADED, concerned, builds, rule.target, elsewhere=elsewhere)
         builds = kept_versions(concerned, request.backend_request.backend)
         if not builds:
             name = request.backend_request.backend
@@ -281,7 +289,7 @@ class RequestResolver:
             )
         backend_request = msgspec.structs.replace(_earlier_request(rules) or request.backend_request, pinned=True)
         request = replace(request, backend_request=backend_request)
-        return ResolvedRequest(request, Want.UPGRADED, concerned, builds, serving=serving)
+        return ResolvedRequest(request, Want.UPGRADED, concerned, builds, elsewhere=elsewhere)
 
 
 async def read_candidates(tx: Transaction, request: OperationRequest) -> tuple[Candidate, ...]:
@@ -299,15 +307,16 @@ async def read_candidates(tx: Transaction, request: OperationRequest) -> tuple[C
     )
 
 
-async def _read_serving(tx: Transaction) -> dict[str, tuple[str, ...]]:
-    """By model, the names of the nodes whose processes gateways may send requests to."""
+async def _read_elsewhere(tx: Transaction) -> Elsewhere:
     replicas, _ = await read_routing(tx)
-    names = {outline.id: outline.name for outline in await nodes.list_outlines(tx)}
+    outlines = await nodes.list_outlines(tx)
+    names = {outline.id: outline.name for outline in outlines}
     found: dict[str, set[str]] = {}
     for replica in replicas:
         if not replica.last_resort:
             found.setdefault(replica.model, set()).add(names[replica.node_id])
-    return {model: tuple(sorted(on)) for model, on in found.items()}
+    healthy = [each for each in outlines if takes_backends(each) and each.status == "healthy" and not each.bus_down]
+    return Elsewhere({model: tuple(sorted(on)) for model, on in found.items()}, tuple(healthy))
 
 
 def kept_versions(candidates: Sequence[Candidate], backend: str) -> dict[MachineKind, TargetBuild | NoBuild]:
