@@ -17,6 +17,7 @@ from corral.worker.upgrade.versions import Versions
 from tests.support.fleet import Fleet
 from tests.support.planted_fleet import NO_INDEX, PlantedFleet, end_workers, planted_fleet, sha256_of
 from tests.support.planted_versions import plant_version, write_wheel
+from tests.support.uv import path_with_uv
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -87,9 +88,9 @@ def model(planted: PlantedFleet) -> str:
     return "steady"
 
 
-def upgrade(fleet: Fleet, *words: str, code: int = 0) -> dict[str, Any]:
+def upgrade(fleet: Fleet, *words: str, code: int = 0, timeout_s: float = 180) -> dict[str, Any]:
     """The operation, which has settled."""
-    ran = fleet.cli("fleet", "upgrade", *words, "--json", timeout_s=180)
+    ran = fleet.cli("fleet", "upgrade", *words, "--json", timeout_s=timeout_s)
     assert ran.returncode == code, ran.stdout + ran.stderr
     (operation,) = json.loads(ran.stdout)
     assert isinstance(operation, dict)
@@ -135,6 +136,23 @@ def test_a_fleet_moves_to_a_new_version_and_back_under_load(planted: PlantedFlee
     assert (load.failed, load.answered > 50) == ([], True)
     listed = json.loads(fleet.cli("fleet", "releases", "--json").stdout)
     assert [each["version"] for each in listed["releases"]][:2] == ["9.0.0", "9.1.0"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("uv", [False, True], ids=["pip", "uv"])
+def test_a_version_is_built_from_what_the_controller_serves(tmp_path: Path, uv: bool) -> None:
+    """The worker has no package index: all wheels of the dependencies come from the controller."""
+    path = path_with_uv() if uv else os.environ["PATH"]
+    with planted_fleet(tmp_path, "barn", env=ENV | {"PATH": path}, worker_env=NO_INDEX, index=True) as planted:
+        wheel = planted.make_wheel("9.1.0", planted=False)
+        operation = upgrade(planted.fleet, "--wheel", str(wheel), "--node", "barn", timeout_s=500)
+        (row,) = operation["nodes"]
+        assert (row["status"], row["version"]) == ("success", "9.1.0"), operation
+        assert row["total_bytes"] > 20 << 20, "the dependencies are some 50 MB"
+        folder = planted.versions["barn"].folder(sha256_of(wheel))
+        assert planted.program("barn") == folder.name
+        assert not (folder.parent.parent / "upgrade-files").exists()
 
 
 @pytest.fixture

@@ -65,14 +65,19 @@ def sha256_of(wheel: Path) -> str:
 
 @contextlib.contextmanager
 def planted_fleet(
-    root: Path, *names: str, options: Mapping[str, tuple[str, ...]] | None = None, env: Mapping[str, str] | None = None
+    root: Path,
+    *names: str,
+    options: Mapping[str, tuple[str, ...]] | None = None,
+    env: Mapping[str, str] | None = None,
+    worker_env: Mapping[str, str] | None = None,
+    index: bool = False,
 ) -> Iterator[PlantedFleet]:
     """`up`'s own node, which runs from a checkout, and one worker per name, all healthy. `options`: more ones of a
-    worker."""
+    worker. `index`: the package index of this machine may be asked."""
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(swept(root / f"worker-{name}" / "processes"))
-        fleet = stack.enter_context(grown_fleet(root, env=NO_INDEX | dict(env or {})))
+        fleet = stack.enter_context(grown_fleet(root, env=({} if index else NO_INDEX) | dict(env or {})))
         planted = PlantedFleet(fleet, write_wheel(root / "first" / "corral-9.0.0-py3-none-any.whl", {}, "9.0.0"))
         token = fleet.token("--pre-approved", "--uses", str(len(names)))
         for name in names:
@@ -81,7 +86,7 @@ def planted_fleet(
             stack.callback(end_workers, versions)
             words = [versions.command, "join", fleet.url, "--name", name, "--data", str(planted.data(name))]
             words += ["--port", "0", *(options or {}).get(name, ()), "--token", token]
-            fleet.workers[name] = Process(tuple(words), fleet.env, root / f"worker-{name}.log")
+            fleet.workers[name] = Process(tuple(words), fleet.env | dict(worker_env or {}), root / f"worker-{name}.log")
         for name in names:
             fleet.wait_status(name, "healthy", 60)
         yield planted

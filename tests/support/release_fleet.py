@@ -68,9 +68,12 @@ def sha256_of(content: bytes) -> str:
 class Packages:
     errors: list[CorralError] = field(default_factory=list)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
+    hold: asyncio.Event | None = None
 
     async def fetch_all(self, release: OwnWheel, platform: str, python: str) -> tuple[Wheel, ...]:
         self.asked.append((release.version, platform, python))
+        if self.hold is not None:
+            await self.hold.wait()
         if self.errors:
             raise self.errors.pop(0)
         return (DEPENDENCY,)
@@ -89,6 +92,7 @@ class UpgradingWorker:
         self.orders: list[UpgradeWorker] = []
         self.cancelled: list[str] = []
         self.hold: asyncio.Event | None = None
+        self.phase = "building"  # while it is held
         self.replies: list[UpgradeWorkerReply] = []  # instead of success, one per attempt
         self.runs = ""  # the digest of the wheel
         self._ended: dict[tuple[str, int], UpgradeWorkerReply] = {}
@@ -107,7 +111,7 @@ class UpgradingWorker:
         key = (order.op_id, order.attempt)
         if key not in self._ended:
             if self.hold is not None and not self.hold.is_set():
-                return UpgradeWorkerReply(state=UpgradeState.RUNNING, phase="building")
+                return UpgradeWorkerReply(state=UpgradeState.RUNNING, phase=self.phase)
             self._ended[key] = self.replies.pop(0) if self.replies else UpgradeWorkerReply(state=UpgradeState.DONE)
             if self._ended[key].state == UpgradeState.DONE:
                 self.runs = release.sha256

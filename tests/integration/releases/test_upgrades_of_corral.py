@@ -136,9 +136,10 @@ async def test_a_node_that_is_away_waits_and_a_worker_without_the_order_is_skipp
     assert attic.attempts == {1}
 
 
-async def test_another_controller_continues_with_the_same_attempt(site: ReleaseSite) -> None:
+@pytest.mark.parametrize("phase", ["fetching", "building", "starting", "watching"])
+async def test_another_controller_continues_with_the_same_attempt(site: ReleaseSite, phase: str) -> None:
     attic, barn = await site.worker("attic"), await site.worker("barn")
-    attic.hold = asyncio.Event()
+    attic.hold, attic.phase = asyncio.Event(), phase
     await site.release("2.0")
     await site.lead(site.fleet.first)
     second = await site.fleet.controller("c2")
@@ -150,9 +151,27 @@ async def test_another_controller_continues_with_the_same_attempt(site: ReleaseS
     await until(lambda: second.leadership.epoch(LEASE))
     before = len(attic.orders)
     await until(lambda: len(attic.orders) > before)
+    assert (await site.fleet.row(operation, "attic")).phase == phase
     attic.hold.set()
     assert (await site.fleet.until(operation, "done")).counts == {"success": 2}
     assert (attic.attempts, barn.attempts) == ({1}, {1})
+
+
+async def test_a_controller_that_ends_before_the_first_order_is_replaced_too(site: ReleaseSite) -> None:
+    attic = await site.worker("attic")
+    site.packages.hold = asyncio.Event()
+    await site.release("2.0")
+    await site.lead(site.fleet.first)
+    second = await site.fleet.controller("c2")
+    await site.lead(second)
+    operation = await site.upgrade()
+    await until(lambda: site.packages.asked)
+    await site.fleet.first.kill()
+    site.fleet.controllers.reverse()
+    assert attic.orders == []
+    site.packages.hold.set()
+    assert (await site.fleet.until(operation, "done")).counts == {"success": 1}
+    assert attic.attempts == {1}
 
 
 async def test_a_cancelled_one_stops_on_the_node_and_can_be_requested_again(site: ReleaseSite) -> None:
@@ -175,8 +194,10 @@ async def test_a_controller_without_the_packages_lets_workers_use_the_index(site
     site.packages.errors = [Unreachable("the index does not answer")]
     await site.release("2.0")
     await site.lead(site.fleet.first)
+    attic.replies = [UpgradeWorkerReply(state=UpgradeState.FAILED, reason="the packages could not be installed")]
     await site.fleet.until(await site.upgrade(), "done")
     assert attic.orders[0].packages == ()
+    assert attic.orders[-1].packages, "the controller has tried again"
 
 
 async def test_the_way_back_is_signed_again_with_a_higher_counter(site: ReleaseSite) -> None:

@@ -111,6 +111,14 @@ def test_other_roles_have_a_user_and_no_rights(role: str) -> None:
     assert {"User=corral", "CapabilityBoundingSet=", "PrivateDevices=yes"} <= set(lines(make_service(role)))
 
 
+def test_a_service_from_a_folder_of_versions_may_build_the_next_one() -> None:
+    program = "/var/lib/corral/corral/current/bin/corral"
+    for role in ("up", "worker"):
+        assert "ReadWritePaths=-/var/lib/corral/corral" in lines(make_service(role, program=program))
+        assert "ReadWritePaths=-/var/lib/corral/corral" not in lines(make_service(role))
+    assert "ReadWritePaths=-/var/lib/corral/corral" not in lines(make_service("controller", program=program))
+
+
 def test_a_service_of_a_user_asks_for_nothing_that_only_root_may() -> None:
     found = lines(make_service("worker", is_system=False))
     assert "WantedBy=default.target" in found

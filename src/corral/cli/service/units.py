@@ -106,6 +106,10 @@ def _folders(service: Service) -> Iterator[str]:
         yield f"ReadWritePaths={_quote(str(service.data))}"
     if service.role == "up":
         yield f"ReadWritePaths={_quote(f'-{service.config}')}"
+    current = service.program.parent.parent
+    if service.role in RUN_BACKENDS and current.name == "current":
+        # `corral fleet upgrade` builds the next version beside this one.
+        yield f"ReadWritePaths={_quote(f'-{current.parent}')}"
 
 
 def _is_at_home(path: Path) -> bool:

@@ -36,6 +36,7 @@ log = get_log(__name__)
 
 PLATFORMS = ("linux/amd64", "linux/arm64", "darwin/arm64", "darwin/amd64")
 MAX_FETCHES = 4  # at a time, of the packages of another version
+LIST_WAITS = 30  # of the next each, for the packages of another version
 LIST_WAIT_S = 10.0  # a resolver takes longer where the index is slow: the machine asks again
 _PYTHON = re.compile(r"3\.[0-9]{1,2}\Z")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -112,10 +113,12 @@ class CorralPackages:
 
     async def fetch_all(self, release: OwnWheel, platform: str, python: str) -> tuple[Wheel, ...]:
         """The wheels of all dependencies of another version of Corral, when they are on this controller. Raises what
-        `list_` raises, and Unreachable while the list is being made."""
-        wheels = await self._find_list(release, platform, python)
-        if not wheels:
-            raise Unreachable("the list of packages is still being made")
+        `list_` raises, and Unreachable when the list takes too long."""
+        for _ in range(LIST_WAITS):
+            if wheels := await self._find_list(release, platform, python):
+                break
+        else:
+            raise Unreachable(f"the list of packages was not made within {LIST_WAITS * LIST_WAIT_S:g} s")
         turn = asyncio.Semaphore(MAX_FETCHES)
 
         async def fetch(wheel: Wheel) -> None:

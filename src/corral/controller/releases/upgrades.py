@@ -216,6 +216,11 @@ class CorralUpgrades:
             known.packages[kind] = ()
         self._wake.set()
 
+    def _forget_missing_packages(self, operation: Operation) -> None:
+        """The next attempt tries again to get them."""
+        if (known := self._prepared.get(operation.id)) is not None:
+            known.packages = {kind: found for kind, found in known.packages.items() if found}
+
     async def _read_wheel(self, release: Release) -> bytes:
         async with self._store.read() as tx:
             content = await release_wheels.find(tx, release.sha256)
@@ -240,6 +245,7 @@ class CorralUpgrades:
             await self._upgrade(operation, row, release, packages)
         except CorralError as error:
             await self._fail(operation, row.node_id, error)
+            self._forget_missing_packages(operation)
         except Exception:
             log.exception("upgrade of corral failed", operation=operation.id, node=row.node_name)
             await self._fail(operation, row.node_id, Failed("an internal error; see the controller's log"))
@@ -274,6 +280,7 @@ class CorralUpgrades:
             else:
                 last_reply_s = self._clock.monotonic()
                 if reply.state != UpgradeState.RUNNING:
+                    self._forget_missing_packages(operation)
                     await self._end(operation, row, reply)
                     return
                 if advanced(row, reply) != row:

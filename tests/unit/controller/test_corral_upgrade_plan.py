@@ -1,0 +1,86 @@
+"""Whose turn it is in an upgrade of Corral, from the rows of its operation alone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from corral.contract.messages.releases import UpgradeState, UpgradeWorkerReply
+from corral.controller.operations.corral_operations import BAD_VERSION, advanced, begun, ended, is_due, retry_at
+from corral.controller.releases.plan import choose_turns, first_of_each_class
+from corral.store.records import OperationNode, OperationNodeStatus
+
+NOON = datetime(2026, 11, 19, 12, tzinfo=UTC)
+SOON = NOON + timedelta(seconds=30)
+
+
+def row(name: str, status: str = "queued", **more: Any) -> OperationNode:
+    return OperationNode("op", name, name, OperationNodeStatus(status), NOON, **more)
+
+
+def turns(
+    *rows: OperationNode, classes: dict[str, str] | None = None, absent: set[str] | None = None, parallel: str = "100%"
+) -> tuple[list[str], dict[str, str]]:
+    known = classes or {each.node_id: "cpu" for each in rows}
+    found = choose_turns(rows, known, frozenset(absent or ()), NOON, parallel)
+    return [each.node_id for each in found.begin], dict(found.held)
+
+
+def test_one_of_each_class_begins() -> None:
+    classes = {"a": "cpu", "b": "cpu", "c": "gpu", "d": "gpu"}
+    begin, held = turns(row("a"), row("b"), row("c"), row("d"), classes=classes)
+    assert begin == ["a", "c"]
+    assert held == {
+        "b": "waits for the first node with cpu to switch",
+        "d": "waits for the first node with gpu to switch",
+    }
+    assert first_of_each_class([("b", "cpu"), ("a", "cpu"), ("d", "gpu")]) == {"a", "d"}
+
+
+def test_the_others_follow_as_many_at_once_as_allowed() -> None:
+    begin, held = turns(row("a", "success"), row("b", "downloading"), row("c"), row("d"), row("e"), parallel="2")
+    assert (begin, sorted(held)) == (["c"], ["d", "e"])
+    assert turns(row("a", "success"), row("b"), row("c"))[0] == ["b", "c"]
+
+
+def test_a_node_that_is_away_or_has_failed_before_it_tried_does_not_keep_its_class_waiting() -> None:
+    assert turns(row("a"), row("b"), absent={"a"})[0] == ["b"]
+    no_disk = row("a", "error", reason="the disk is full", next_try_at=SOON)
+    assert turns(no_disk, row("b"))[0] == ["b"]
+    assert turns(row("a", "skipped"), row("b"))[0] == ["b"]
+
+
+def test_a_bad_version_stops_all_until_a_person_acts() -> None:
+    bad = row("a", "error", phase=BAD_VERSION, reason="it was not ready")
+    begin, held = turns(bad, row("b"), row("c"), classes={"a": "cpu", "b": "cpu", "c": "gpu"})
+    assert begin == []
+    assert set(held.values()) == {"stopped: a failed to switch: it was not ready"}
+    assert turns(row("a", phase=BAD_VERSION), row("b"))[0] == ["a"], "a retry makes it a queued row again"
+
+
+def test_progress_never_goes_backwards_and_each_attempt_begins_anew() -> None:
+    first = begun(row("a", "error", percentage=40.0, current_bytes=7, next_try_at=SOON))
+    assert (first.status, first.attempt, first.percentage, first.next_try_at) == ("downloading", 1, 0.0, None)
+    half = advanced(first, UpgradeWorkerReply(state="running", phase="fetching", current_bytes=5, total_bytes=10))
+    assert (half.percentage, half.phase) == (15.0, "fetching")
+    built = advanced(half, UpgradeWorkerReply(state="running", phase="checking"))
+    assert (built.percentage, built.current_bytes) == (70.0, 5)
+    late = advanced(built, UpgradeWorkerReply(state="running", phase="building"))
+    assert late.percentage == 70.0
+
+
+def test_how_an_attempt_ends() -> None:
+    attempt = begun(row("a"))
+    assert ended(attempt, UpgradeWorkerReply(state=UpgradeState.DONE), SOON).status == "success"
+    refused = ended(attempt, UpgradeWorkerReply(state="refused", reason="a container"), SOON)
+    assert (refused.status, refused.reason) == ("skipped", "a container")
+    passing = ended(attempt, UpgradeWorkerReply(state="failed", reason="the disk is full"), SOON)
+    assert (passing.status, passing.next_try_at, passing.failures, passing.phase) == ("error", SOON, 1, "")
+    assert not is_due(passing, NOON)
+    assert is_due(passing, SOON)
+    final = ended(attempt, UpgradeWorkerReply(state="failed", is_final=True), SOON)
+    assert (final.next_try_at, final.reason, final.phase) == (None, "the node gave no reason", "")
+    assert not is_due(final, SOON + timedelta(days=1))
+    bad = ended(attempt, UpgradeWorkerReply(state="failed", is_final=True, is_version_bad=True), SOON)
+    assert bad.phase == BAD_VERSION
+    assert retry_at(row("a", failures=3), NOON, first_s=1.0, cap_s=5.0) == NOON + timedelta(seconds=5)
