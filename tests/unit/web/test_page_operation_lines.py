@@ -41,6 +41,11 @@ def test_where_and_how_it_stands(more: dict[str, Any], where: str, state: str, w
     assert (line.requested, line.moving) == ("1 min ago", state not in ("completed", "cancelled"))
 
 
+def test_an_upgrade_of_corral_leads_to_the_nodes() -> None:
+    line = line_of(operation(on("barn"), kind="corral-upgrade", backend="corral", is_backend=False), NOON)
+    assert (line.what, line.href) == ("upgrade corral", "/nodes")
+
+
 def test_levers_fit_what_it_is_at() -> None:
     moving = line_of(operation(on("barn"), counts={"downloading": 1}), NOON)
     assert (moving.may_retry, moving.may_cancel, moving.may_dismiss) == (False, True, False)

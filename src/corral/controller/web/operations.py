@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from corral.contract.admin import OperationHistory, OperationNodeView, OperationRecord, OperationView
-from corral.controller.operations.views import UPLOAD
+from corral.controller.operations.views import CORRAL_UPGRADE, UPLOAD
 from corral.controller.web.links import backend_href, model_href, node_href
 from corral.controller.web.list_filter import Chip, ListFilter, window
 from corral.controller.web.words import ago, counted, parse_moment, size, took, until, used_of
@@ -293,14 +293,19 @@ def _words(view: OperationView) -> str:
     return _OUTCOMES.get(state) or _STATES.get(state, state)
 
 
+_VERBS = {"rollback": "roll back", CORRAL_UPGRADE: "upgrade"}
+
+
 def _what(kind: str, backend: str) -> str:
-    return f"{'roll back' if kind == 'rollback' else kind} {backend}"
+    return f"{_VERBS.get(kind, kind)} {backend}"
 
 
 def _href(view: OperationView) -> str:
     """Empty for an upload: what it sends has no page yet."""
     if view.kind == UPLOAD:
         return ""
+    if view.kind == CORRAL_UPGRADE:
+        return "/nodes"
     return backend_href(view.backend) if view.is_backend else model_href(view.backend)
 
 
