@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
 import pwd
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,3 +77,15 @@ def freeze_gc_after_start(loop: asyncio.AbstractEventLoop, after_s: float = _STA
 def freeze_gc() -> None:
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@contextlib.contextmanager
+def paused_gc() -> Iterator[None]:
+    """Until `freeze_gc`, or the end of the block: what a role imports and builds at its start stays, and looking
+    through it again and again for garbage takes a tenth of the start."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

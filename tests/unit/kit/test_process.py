@@ -15,7 +15,7 @@ from corral.cli.common.data_folder import default_data
 from corral.cli.up.settings import UpSettings
 from corral.controller.settings import ControllerSettings
 from corral.kit import process
-from corral.kit.process import HOME_DATA, freeze_gc, freeze_gc_after_start, resolve_data
+from corral.kit.process import HOME_DATA, freeze_gc, freeze_gc_after_start, paused_gc, resolve_data
 from corral.worker.settings import WorkerSettings
 from tests.support.waiting import until
 
@@ -77,6 +77,16 @@ def test_later_collections_skip_the_objects_of_the_start() -> None:
     assert any(found is kept for found in gc.get_objects())
     freeze_gc()
     assert not any(found is kept for found in gc.get_objects())
+
+
+def test_collections_pause_during_the_start_only() -> None:
+    with paused_gc():
+        assert not gc.isenabled()
+        freeze_gc()
+        assert gc.isenabled()
+    with pytest.raises(KeyError), paused_gc():
+        raise KeyError
+    assert gc.isenabled()
 
 
 async def test_collections_are_frozen_after_the_start() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from corral.cli.common.output import DONE, FAILED, OnTableProgress, print_error, print_line, print_note
+from corral.kit.process import paused_gc
 
 
 def settings_of(role: str) -> type[Any]:
@@ -26,8 +27,9 @@ def settings_of(role: str) -> type[Any]:
 
 def run_role(role: str, settings: Any) -> int:
     """Run the role until it ends and return its exit code."""
-    module = importlib.import_module(f"corral.{role}.main")
-    return int(module.run(settings) or 0)
+    with paused_gc():
+        module = importlib.import_module(f"corral.{role}.main")
+        return int(module.run(settings) or 0)
 
 
 def saved_settings(settings: Any) -> tuple[Path, dict[str, Any]]:
@@ -41,10 +43,11 @@ def run_worker(
     settings: Any, flags: dict[str, Any], watch: Callable[[Any], Coroutine[Any, Any, None]] | None = None
 ) -> int:
     """`watch` runs along with the status of the worker."""
-    from corral.worker.main import run
-    from corral.worker.settings import saved
+    with paused_gc():
+        from corral.worker.main import run
+        from corral.worker.settings import saved
 
-    return run(settings, saved.choose(settings, flags), watch)
+        return run(settings, saved.choose(settings, flags), watch)
 
 
 def save_worker_settings(settings: Any, flags: dict[str, Any]) -> None:
