@@ -182,6 +182,20 @@ async def test_no_replica_within_the_wait_time_cuts_the_stream(fleet: GatewayFle
     assert [row["ending"] for row in await fleet.receipts(1)] == ["upstream_broke"]
 
 
+async def test_a_stream_stays_with_its_revision_while_another_is_on_trial(fleet: GatewayFleet) -> None:
+    trial = {"resume_streams": True, "trial_revision": "r2", "trial_percent": 50}
+    replicas = [
+        fleet.one.replica("p1", slots=8, continues=CONTINUES),
+        fleet.two.replica("p3", slots=8, continues=CONTINUES),
+        {**fleet.two.replica("p2", slots=8, continues=CONTINUES), "revision": "r2"},
+    ]
+    fleet.controller.change(models=[{**SMALL, **trial}], replicas=replicas)
+    gateway = await fleet.gateway()
+    engines(fleet)[0].breaks = engines(fleet)[1].breaks = [b" an"]
+    assert Seen(await stream(fleet, gateway)).text == TEXT  # the second turn is that of the trial
+    assert {came.process for came in (*fleet.one.came, *fleet.two.came)} == {"p1", "p3"}
+
+
 async def test_a_client_that_leaves_while_another_replica_is_awaited(fleet: GatewayFleet) -> None:
     gateway = await fleet.gateway(eject_s=30.0)
     fleet.controller.change(replicas=[fleet.one.replica("p1", slots=8, continues=CONTINUES)])

@@ -139,19 +139,26 @@ class StreamResumer:
         return None
 
     async def _route(self, request: RouteRequest, first: ReplicaTarget, deadline: float) -> Route | None:
-        try:
-            async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
-                route = await self._router.route(request)
-        except TimeoutError:
-            return None
-        if not isinstance(route, Route):
-            return None
-        replica = route.replica
-        if (
-            replica is None
-            or replica.continues is None
-            or (replica.seen.model, replica.seen.revision) != (first.seen.model, first.seen.revision)
-        ):
+        """A route to a replica that can continue what `first` began. While a revision is on trial, some turns are those
+        of the other revision."""
+        for _ in range(self._settings.tries):
+            try:
+                async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
+                    route = await self._router.route(request)
+            except TimeoutError:
+                return None
+            if not isinstance(route, Route):
+                return None
+            if _can_continue(route, first):
+                return route
             route.counter.end()
-            return None
-        return route
+        return None
+
+
+def _can_continue(route: Route, first: ReplicaTarget) -> bool:
+    replica = route.replica
+    return (
+        replica is not None
+        and replica.continues is not None
+        and (replica.seen.model, replica.seen.revision) == (first.seen.model, first.seen.revision)
+    )
