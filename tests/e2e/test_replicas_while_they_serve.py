@@ -174,3 +174,21 @@ def test_a_worker_killed_and_back_keeps_its_replicas(fleet: Fleet, client: opena
     wait_for(lambda: answers(client, "kept"), "an answer")
     [after] = wait_for(lambda: replicas(fleet, "kept"), "the replica on the byre")
     assert json.dumps(after["process_id"]) == json.dumps(before["process_id"]), "it was adopted, not started again"
+
+
+def test_requests_under_way_and_the_log_of_the_worker(fleet: Fleet, client: openai.OpenAI) -> None:
+    """From the gateway through the bus to whoever looks; the worker says what it did for it."""
+    define(fleet, "pausing")
+
+    def rows() -> list[dict[str, Any]]:
+        return list(fleet.api("GET", "/api/requests/running?model=pausing").json()["requests"])
+
+    asked: Any = [{"role": "user", "content": "[[hang_after=3]] a b c d e"}]
+    with client.chat.completions.create(model="pausing", messages=asked, stream=True) as pieces:
+        next(iter(pieces))
+        [row] = wait_for(lambda: [each for each in rows() if each["tokens"] >= 2], "its row, with tokens")
+        assert (row["state"], row["path"]) == ("running", "/v1/chat/completions")
+        assert row["running_ms"] > 0
+        told = fleet.api("GET", f"/api/nodes/{row['node']}/log").json()
+        assert [line for line in told if "process ready" in line["text"] and "pausing#0" in line["text"]]
+    wait_for(lambda: not rows(), "nothing under way")
