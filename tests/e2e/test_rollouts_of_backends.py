@@ -47,13 +47,17 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, registry: ImageRegistry) -> 
 
 
 def publish(registry: ImageRegistry, version: str, **misbehaviour: str) -> None:
-    """A build that misbehaves by itself, whatever it is asked."""
+    program = misbehaving(**misbehaviour)
+    push_image(registry.url, "farm/mock", "latest", mock_image(version, program_text=program))
+
+
+def misbehaving(**misbehaviour: str) -> str:
+    """The program of a build that misbehaves by itself, whatever it is asked."""
     text = (MOCK / "mock.py").read_text()
     faults = {f"MOCK_{name.upper()}": value for name, value in misbehaviour.items()}
     first = "from __future__ import annotations\n"
     assert first in text
-    text = text.replace(first, f"{first}\nimport os\n\nos.environ |= {json.dumps(faults)}\n", 1)
-    push_image(registry.url, "farm/mock", "latest", mock_image(version, program_text=text))
+    return text.replace(first, f"{first}\nimport os\n\nos.environ |= {json.dumps(faults)}\n", 1)
 
 
 def ready(fleet: Fleet) -> list[dict[str, Any]]:
