@@ -1,7 +1,8 @@
 """The gateway's handler in one process, in front of one upstream: keys, model field, choice of a replica, slots, head
 rewriting, metrics, receipts and all.
 
-Only the fleet is fixed: one key, one model, one replica. Run: `gateway_process.py PORT HOST:PORT KEY`.
+Only the fleet is fixed: one key, one model, one replica unless the environment says otherwise. Run:
+`gateway_process.py PORT HOST:PORT KEY`.
 """
 
 from __future__ import annotations
@@ -61,12 +62,20 @@ class Nowhere(ControllerLink):
         return None
 
 
-def one_replica(host: str, port: int, key: str, token: str = "token-for-the-ingress") -> FleetView:
+def fixed_view(host: str, port: int, key: str, token: str = "token-for-the-ingress") -> FleetView:
+    """`BENCH_REPLICAS`: more than one; `BENCH_TRIAL`: the last one is of a revision that gets so many percent."""
+    count, percent = int(os.environ.get("BENCH_REPLICAS", "1")), int(os.environ.get("BENCH_TRIAL", "0"))
+    trial = {"trial_revision": "r2", "trial_percent": percent} if percent else {}
+    revisions = ["r1"] * count
+    revisions[-1] = "r2" if percent else "r1"
     return FleetView(
         keys=(ViewKey(id="bench", secret_hash=digest(key), role="inference"),),
         nodes=(ViewNode("n1", "node", "healthy", f"http://{host}:{port}", token),),
-        models=(ViewModel(id=MODEL),),
-        replicas=(ViewReplica("p1", "n1", MODEL, slots=10_000),),
+        models=(ViewModel(id=MODEL, revision="r1", **trial),),  # type: ignore[arg-type]
+        replicas=tuple(
+            ViewReplica(f"p{number}", "n1", MODEL, number, revision, slots=10_000)
+            for number, revision in enumerate(revisions)
+        ),
     )
 
 
@@ -100,7 +109,7 @@ async def _never_newer() -> None:
 def main() -> None:
     host, _, upstream_port = sys.argv[2].rpartition(":")
     token = (sys.argv[4],) if len(sys.argv) > 4 else ()
-    uvloop.run(serve(int(sys.argv[1]), one_replica(host, int(upstream_port), sys.argv[3], *token)))
+    uvloop.run(serve(int(sys.argv[1]), fixed_view(host, int(upstream_port), sys.argv[3], *token)))
 
 
 if __name__ == "__main__":
