@@ -54,7 +54,7 @@ def short_id(operation_id: str) -> str:
 
 def where(view: OperationView) -> str:
     if view.scope == "controller":
-        return "the controller"
+        return "its requests" if view.kind == "rollout" else "the controller"
     return "every node" if view.scope == "all" else view.scope_value
 
 

@@ -316,7 +316,7 @@ def _where(view: OperationView) -> str:
         case "selector":
             return f"on nodes with {view.scope_value}"
         case "controller":
-            return "to the controller"
+            return "by share of requests" if view.kind == "rollout" else "to the controller"
         case _:
             return "on every node"
 
