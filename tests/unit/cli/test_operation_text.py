@@ -169,6 +169,12 @@ def test_how_to_go_on_is_said_only_where_something_goes_on() -> None:
     assert len(text.next_steps([retried])) == 2
 
 
+@pytest.mark.parametrize(("state", "lines"), [("under_way", 1), ("waiting", 0), ("failing", 0)])
+def test_only_its_sender_can_continue_an_upload_that_stopped(state: str, lines: int) -> None:
+    row = on("controller", "error" if state == "failing" else "queued", waits=state == "waiting")
+    assert len(text.next_steps([operation(row, state=state, kind="upload")])) == lines
+
+
 def test_details_leave_out_what_is_not_known() -> None:
     lines = list(text.details(operation(created_by="admin", message="0 of 0 nodes done"), NOON))
     assert lines[0] == "id         3f2a91c0-0000-4000-8000-000000000000"

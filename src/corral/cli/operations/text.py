@@ -41,8 +41,9 @@ _DONE_WORDS = {
     "upload": "uploaded",
     "rollout": "rolled out",
 }
+UPLOAD = "upload"
 STAGING = "staging"  # files of a model for its load: part of the load, and no operation
-TRANSFERS = ("fetch", "stage", "upload", STAGING)  # of files, to a place
+TRANSFERS = ("fetch", "stage", UPLOAD, STAGING)  # of files, to a place
 _STATES = {"under_way": "running"}
 _ENDED = ("success", "skipped", "superseded", "withdrawn", "cancelled")
 
@@ -286,7 +287,9 @@ def _group(each: OperationNodeView) -> str:
 
 
 def next_steps(views: Sequence[OperationView]) -> list[str]:
-    """The commands that help with operations that have not ended."""
+    """The commands that help with operations that have not ended. The reason of an upload that stopped has its own:
+    only its sender can continue it."""
+    views = [view for view in views if view.kind != UPLOAD or view.state == "under_way"]
     lines = []
     if going := [view for view in views if any(_continues(each) for each in view.nodes)]:
         each = " ".join(short_id(view.job_id) for view in going)
