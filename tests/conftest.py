@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Whole fleets first: they wait more than they compute, so with several processes the rest fills the gaps.
 ORDER = ("e2e", "compat", "simulation", "integration", "unit")
@@ -29,7 +29,9 @@ LEFT_BEHIND = pytest.StashKey[list[str]]()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-settings.register_profile("corral", deadline=None, derandomize=True)
+# Nothing here is judged by time: a busy machine makes each example slow.
+slow = [HealthCheck.too_slow]
+settings.register_profile("corral", deadline=None, derandomize=True, suppress_health_check=slow)
 settings.load_profile("corral")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corral.contract.http import KnownHead, Patience, PreparedForward, Request, Responder, Target
@@ -571,7 +571,7 @@ def both() -> Iterator[list[tuple[Any, Echo]]]:
 
 
 def test_both_paths_are_the_same_byte_for_byte(both: list[tuple[Any, Echo]]) -> None:
-    @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(st.lists(st.tuples(requests(), answers(), SELDOM_CUT, SELDOM_CUT), min_size=1, max_size=5))
     def check(talk: list[tuple[bytes, bytes, list[int], list[int]]]) -> None:
         async def play(made: Rig, echo: Echo) -> tuple[list[Any], list[bytes]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corral.contract.http import Patience, Request, Responder
@@ -117,7 +117,7 @@ def test_random_splits_of_a_request_stream_change_nothing(few: int) -> None:
     handler = Notes()
     with stage(handler=handler) as s:
 
-        @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=150)
         @given(st.lists(requests(), min_size=1, max_size=4), CUTS)
         def check(stream: list[bytes], cuts: list[int]) -> None:
             async def serve(pieces: list[bytes]) -> list[tuple[Any, ...]]:
@@ -165,7 +165,7 @@ def test_random_garbage_gets_an_answer_or_a_close_and_nothing_else(few: int) -> 
     handler = Notes()
     with stage(handler=handler, limits=Limits(head_bytes=2000, timeouts=quick(linger_s=0.05))) as s:
 
-        @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=400)
         @given(garbage(), CUTS)
         def check(data: bytes, cuts: list[int]) -> None:
             async def serve() -> bytes:
@@ -239,7 +239,7 @@ def test_random_splits_of_answers_change_nothing(few: int) -> None:
     says = Upstreams()
     with stage(script=says.script) as s:
 
-        @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=150)
         @given(answers(), CUTS, st.sampled_from([b"1.1", b"1.0"]))
         def check(answer: tuple[bytes, bytes], cuts: list[int], version: bytes) -> None:
             async def ask() -> bytes:
@@ -281,7 +281,7 @@ def test_random_garbage_from_an_upstream_never_reaches_the_next_client(few: int,
     limits = PoolLimits(patience=Patience(0.2, 0.2))
     with stage(script=script, pool_limits=limits) as s:
 
-        @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=150)
         @given(st.one_of(st.binary(min_size=1, max_size=120), mutated()), CUTS)
         def check(data: bytes, cuts: list[int]) -> None:
             says.pieces = split(data, cuts)

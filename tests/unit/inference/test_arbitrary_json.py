@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corral.contract import backend_pb2 as pb
@@ -65,7 +65,7 @@ ASKED = (
 bodies = st.dictionaries(st.sampled_from(ASKED), values, max_size=5)
 HELLO = [{"role": "user", "content": "hi"}]
 MODEL = BackendProcess("x:1", "m", "b", load='{"Model": "w"}')
-few = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+few = settings(max_examples=100, deadline=None)
 
 
 @few
