@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -223,3 +225,30 @@ async def test_the_worker_that_took_over_answers_for_the_one_before(tmp_path: Pa
         write_trial(tmp_path / "data", unusable)
         reply = await ask(orders, order())
         assert (reply.state, reply.is_final, reply.is_version_bad) == ("failed", True, True)
+
+
+def start_build(data: Path, name: str) -> subprocess.Popen[bytes]:
+    words = ("import time; time.sleep(60)", "corral.worker.upgrade.detached", str(data), name)
+    return subprocess.Popen((sys.executable, "-c", *words))
+
+
+@pytest.mark.parametrize(
+    ("state", "is_stopped"), [(TrialState.BUILDING, True), (TrialState.CHECKING, True), (TrialState.WATCHING, False)]
+)
+async def test_a_cancel_ends_a_build_and_no_take_over(
+    tmp_path: Path, program: Path, state: TrialState, is_stopped: bool
+) -> None:
+    async with worker(tmp_path, program) as orders:
+        data = tmp_path / "data"
+        write_trial(data, Trial(str(program), "/new", state, order="op:1"))
+        building, other = [start_build(data, name) for name in ("op:1", "other:1")]
+        try:
+            reply = await orders.cancel(CancelUpgrade(op_id="op"), {})
+            assert reply.success is is_stopped
+            if is_stopped:
+                await until(lambda: building.poll() is not None, "the end of the build")
+            assert [each.poll() is None for each in (building, other)] == [not is_stopped, True]
+        finally:
+            for each in (building, other):
+                each.kill()
+                each.wait()
