@@ -25,7 +25,14 @@ from corral.contract.messages.releases import (
     UpgradeWorkerReply,
 )
 from corral.contract.messages.replicas import ReplicaFile
-from corral.contract.releases import RELEASE_DOMAIN, AddRelease, ReleaseOrder, ReleaseView, UpgradeFleet
+from corral.contract.releases import (
+    RELEASE_DOMAIN,
+    AddRelease,
+    ChangeReleaseKey,
+    ReleaseOrder,
+    ReleaseView,
+    UpgradeFleet,
+)
 from corral.contract.sources import Wheel
 from corral.controller.access.release_keys import ReleaseKeys
 from corral.controller.distribution.own_wheel import OwnWheel
@@ -202,6 +209,9 @@ class ReleaseSite:
 
     async def release(self, version: str, *, signed: str = "") -> ReleaseView:
         return await self.releases.add(AddRelease(await self.upload(small_wheel(version)), signed), by="boss")
+
+    async def change_key(self, public_key: str, proof: str = "", *, is_lost: bool = False) -> None:
+        await self.releases.change_key(ChangeReleaseKey(public_key, proof, is_lost), by="boss")
 
     async def upgrade(self, version: str = "2.0", **more: Any) -> str:
         """The operation."""

@@ -59,8 +59,9 @@ class AddRelease(Message, frozen=True):
 
 
 class ChangeReleaseKey(Message, frozen=True):
-    public_key: str = always(str)
+    public_key: str = always(str)  # empty: the controllers make one and keep it
     proof: str = ""  # a `ReleaseKeyChange`, signed by the key before; empty: the controller signs it
+    is_lost: bool = False  # the key before cannot sign any more: workers do not follow by themselves
 
 
 class UpgradeFleet(Message, frozen=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.contract.codec import encode
+from corral.contract.codec import decode, encode
 from corral.contract.messages.releases import UpgradeState, UpgradeWorkerReply
 from corral.contract.releases import (
     KEY_DOMAIN,
@@ -20,7 +20,7 @@ from corral.contract.releases import (
     UpgradeFleet,
 )
 from corral.kit.errors import Conflict, Invalid, NotFound, Unreachable
-from corral.kit.signing import Signer
+from corral.kit.signing import Signer, Verifier
 from tests.support.backend_fleet import Fleet
 from tests.support.release_fleet import DEPENDENCY, LEASE, ReleaseSite, sha256_of, small_wheel, verified
 from tests.support.waiting import until
@@ -229,7 +229,7 @@ async def test_what_is_no_wheel_of_corral_is_refused(site: ReleaseSite) -> None:
 async def test_a_key_that_is_kept_elsewhere(site: ReleaseSite) -> None:
     offline, foreign = Signer(Signer.new_private_key()), Signer(Signer.new_private_key())
     before = site.keys.public_key
-    await site.releases.change_key(offline.public_key, "", by="boss")
+    await site.change_key(offline.public_key)
     assert site.keys.public_key == offline.public_key
     assert len(site.keys.changes) == 1, "the key before has signed it"
     listed = await site.releases.list_()
@@ -252,11 +252,28 @@ async def test_a_key_that_is_kept_elsewhere(site: ReleaseSite) -> None:
         await site.release("2.0", signed=sign(5))
 
     with pytest.raises(Invalid, match="sign the new one where it is"):
-        await site.releases.change_key(foreign.public_key, "", by="boss")
+        await site.change_key(foreign.public_key)
     with pytest.raises(Invalid, match="not signed by the present key"):
-        await site.releases.change_key(foreign.public_key, sign(9), by="boss")
+        await site.change_key(foreign.public_key, sign(9))
     with pytest.raises(Conflict, match="has done so before"):
-        await site.releases.change_key(before, "", by="boss")
+        await site.change_key(before)
     change = ReleaseKeyChange(offline.public_key, foreign.public_key)
-    await site.releases.change_key(foreign.public_key, offline.sign(encode(change), domain=KEY_DOMAIN), by="boss")
+    await site.change_key(foreign.public_key, offline.sign(encode(change), domain=KEY_DOMAIN))
     assert len(site.keys.changes) == 2
+
+
+async def test_a_key_that_was_lost_and_one_that_the_controllers_keep(site: ReleaseSite) -> None:
+    first = site.keys.public_key
+    await site.change_key("")
+    assert (site.keys.public_key != first, len(site.keys.changes)) == (True, 1), "a new key, signed by the first"
+    assert (await site.release("2.0")).counter == 1
+    elsewhere = Signer(Signer.new_private_key())
+    await site.change_key(elsewhere.public_key)
+    with pytest.raises(Invalid, match="if the key is gone, add --lost"):
+        await site.change_key("")
+    assert site.keys.public_key == elsewhere.public_key
+    await site.change_key("", is_lost=True)
+    assert len(site.keys.changes) == 2, "nothing leads to it: a person names it to the workers"
+    release = await site.release("3.0")
+    assert release.counter == 2
+    assert decode(ReleaseOrder, Verifier(site.keys.public_key).verify(release.signed, domain=RELEASE_DOMAIN))

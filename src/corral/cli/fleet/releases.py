@@ -157,10 +157,15 @@ def sign_key(
 @destructive_command
 async def trust_key(
     client: Client,
-    public_key: Annotated[str, declare.Argument(metavar="KEY", help="public half of the new key")],
+    public_key: Annotated[
+        str | None, declare.Argument(metavar="[KEY]", help="public half; without it the controllers make a key")
+    ] = None,
     proof: Annotated[
         str, declare.Option("--proof", metavar="FILE", help="of `release-sign-key`, if the present key is elsewhere")
     ] = "",
+    lost: Annotated[
+        bool, declare.Option("--lost", help="the present key cannot sign any more: each worker needs --release-key")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Let another key sign releases.
@@ -172,12 +177,17 @@ async def trust_key(
     Examples:
       corral fleet release-trust KEY
       corral fleet release-trust KEY --proof new.proof
+      corral fleet release-trust                  (a new key, which the controllers keep)
+      corral fleet release-trust --lost           (the same, after the present one was lost)
     """
-    found = await client.releases.change_key(public_key, proof=read_signature(proof) if proof else "")
+    signed = read_signature(proof) if proof else ""
+    found = await client.releases.change_key(public_key or "", proof=signed, is_lost=lost)
     if as_json:
         print_json(found)
-    else:
-        print_line(f"Releases are signed by {found.key.public_key} from now on.")
+        return
+    print_line(f"Releases are signed by {found.key.public_key} from now on.")
+    if lost:
+        print_note(f"Start each worker once with --release-key {found.key.public_key}: it does not follow by itself.")
 
 
 def _signer(key_file: str) -> Signer:

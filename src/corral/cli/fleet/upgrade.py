@@ -55,8 +55,9 @@ async def upgrade_fleet(
     not ready within a minute, the old one serves again, and no other node begins. Older versions are signed again
     with a higher counter, so that is also the way back.
 
-    Gateway and controller of a `corral up` from `corral fleet install` follow when the operation has ended. Others are
-    upgraded on their machines: the plan names the commands.
+    With --dry-run a wheel is uploaded and signed, and nothing is ordered. Gateway and controller of a `corral up`
+    from `corral fleet install` follow when the operation has ended. Others are upgraded on their machines: the plan
+    names the commands.
 
     \b
     Examples:
@@ -82,7 +83,7 @@ async def upgrade_fleet(
     if not as_json:
         _print_plan(plan)
     if dry_run:
-        print_note("Nothing was changed.")
+        print_note("Nothing was ordered.")
         return DONE
     return await follow_or_detach(client, [plan.operation], detach=detach, as_json=as_json)
 

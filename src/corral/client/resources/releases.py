@@ -27,8 +27,9 @@ class ReleasesApi:
         """After the wheel was uploaded."""
         return await self._api.call("POST", "/api/fleet/releases", ReleaseView, AddRelease(sha256, signed))
 
-    async def change_key(self, public_key: str, *, proof: str = "") -> ReleaseList:
-        return await self._api.call("PUT", "/api/fleet/release-key", ReleaseList, ChangeReleaseKey(public_key, proof))
+    async def change_key(self, public_key: str, *, proof: str = "", is_lost: bool = False) -> ReleaseList:
+        request = ChangeReleaseKey(public_key, proof, is_lost)
+        return await self._api.call("PUT", "/api/fleet/release-key", ReleaseList, request)
 
     async def upgrade(self, request: UpgradeFleet) -> FleetUpgradePlan:
         """The plan; with an operation unless it is a dry run."""

@@ -62,8 +62,8 @@ class ReleaseKeys:
         signer = await self._signer(tx)
         if signer is None:
             raise Invalid(
-                f"the release key is not on the controllers: sign the wheel where it is, with `corral fleet release "
-                f"sign --counter {order.counter}`, and give the file with --signature"
+                f"the release key is not on the controllers: sign the wheel where it is, with `corral fleet "
+                f"release-sign --counter {order.counter}`, and give the file with --signature"
             )
         return signer.sign(encode(order), domain=RELEASE_DOMAIN)
 
@@ -75,8 +75,12 @@ class ReleaseKeys:
         except (BadSignature, Undecodable) as error:
             raise Invalid(f"the signature is not of the release key of this fleet ({key})") from error
 
-    async def change(self, public_key: str, proof: str, *, by: str) -> None:
-        """Another key signs from now on; the private half of the one before is removed. Raises Invalid."""
+    async def change(self, public_key: str, proof: str, *, is_lost: bool, by: str) -> None:
+        """Another key signs from now on; the private half of the one before is removed. `public_key` empty: a new one,
+        which the controllers keep. `is_lost`: the present one cannot sign any more, so no worker follows by itself.
+        Raises Invalid."""
+        private = "" if public_key else Signer.new_private_key()
+        public_key = public_key or Signer(private).public_key
         try:
             Verifier(public_key)
         except BadSignature as error:
@@ -89,18 +93,21 @@ class ReleaseKeys:
             expected = ReleaseKeyChange(previous=last.public_key, next=public_key)
             if not proof:
                 signer = await self._signer(tx)
-                if signer is None:
+                if signer is None and not is_lost:
                     raise Invalid(
                         "the present key is not on the controllers: sign the new one where it is, with `corral fleet "
-                        "release sign-key`, and give the file with --proof"
+                        "release-sign-key`, and give the file with --proof; if the key is gone, add --lost"
                     )
-                proof = signer.sign(encode(expected), domain=KEY_DOMAIN)
-            _check_proof(proof, expected)
+                proof = signer.sign(encode(expected), domain=KEY_DOMAIN) if signer is not None else ""
+            if proof:
+                _check_proof(proof, expected)
             number, now = last.number + 1, await tx.now()
             added = ReleaseKey(number=number, public_key=public_key, proof=proof, created_at=now, created_by=by)
             if not await release_keys.add(tx, added):
                 raise Conflict("another controller has changed the key at the same moment: look at it again")
             await cluster_secrets.delete(tx, _SECRET)
+            if private:
+                await cluster_secrets.get_or_create(tx, _SECRET, lambda: private)
             self._learn([*keys, added])
         log.info("release key changed", key=public_key, by=by)
 

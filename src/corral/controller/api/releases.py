@@ -35,7 +35,7 @@ class ReleaseRoutes(Controller):
 
     @put("/release-key", summary="Let another key sign releases; the controllers forget the one that they had")
     async def change_key(self, request: AnyRequest, releases: Releases, data: ChangeReleaseKey) -> ReleaseList:
-        return await releases.change_key(data.public_key, data.proof, by=principal_of(request).name)
+        return await releases.change_key(data, by=principal_of(request).name)
 
     @post("/upgrade", status_code=200, summary="Upgrade Corral on the nodes of the fleet, or only plan it")
     async def upgrade(self, request: AnyRequest, releases: Releases, data: UpgradeFleet) -> FleetUpgradePlan:

@@ -12,6 +12,7 @@ from corral.contract.messages.releases import UpgradeState, UpgradeWorker, Upgra
 from corral.contract.releases import (
     MAX_WHEEL_BYTES,
     AddRelease,
+    ChangeReleaseKey,
     FleetUpgradeNode,
     FleetUpgradePlan,
     FleetUpgradeService,
@@ -103,8 +104,8 @@ class Releases:
         self._feed.notify(COUNTER)
         return _view(release)
 
-    async def change_key(self, public_key: str, proof: str, *, by: str) -> ReleaseList:
-        await self._keys.change(public_key, proof, by=by)
+    async def change_key(self, request: ChangeReleaseKey, *, by: str) -> ReleaseList:
+        await self._keys.change(request.public_key, request.proof, is_lost=request.is_lost, by=by)
         async with self._store.write() as tx:
             await revisions.bump(tx, COUNTER)
         self._feed.notify(COUNTER)
