@@ -12,6 +12,7 @@ from tests.support.fleet import PATIENT, Fleet, http
 pytestmark = pytest.mark.timeout(180)
 WHY = "(http://127.0.0.1:9/index.yaml: Connection refused)"
 NOTICE = f"The gallery farm cannot be read {WHY}."
+NEXT_STEP = "What to check: `corral doctor`."
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 )
 def test_commands_name_a_gallery_that_cannot_be_read(fleet: Fleet, words: tuple[str, ...], last: str) -> None:
     ran = fleet.cli(*words)
-    assert (ran.returncode, ran.stdout, ran.stderr.splitlines()) == (0, "", [NOTICE, last])
+    assert (ran.returncode, ran.stdout, ran.stderr.splitlines()) == (0, "", [NOTICE, NEXT_STEP, last])
 
 
 def test_doctor_and_the_page_name_a_gallery_that_cannot_be_read(fleet: Fleet) -> None:
