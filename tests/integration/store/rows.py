@@ -21,6 +21,7 @@ from corral.store.records import (
     BackendTarget,
     DesiredReplica,
     LoadJob,
+    ModelTrial,
     OperationNode,
     Rollout,
     RolloutClass,
@@ -66,6 +67,7 @@ def a_rollout(operation_id: str, node_id: str, **more: Any) -> Rollout:
         "started_at": NOON,
         "classes": (state,),
         "nodes": {node_id: RolloutNodeBefore("cpu", "ümläut", "sha256:old")},
+        "trial": ModelTrial("new", "old", {"name": "smöl"}, {}, "person", "gallery", failed_on={node_id: "no memory"}),
     }
     return Rollout(**(values | more))
 
