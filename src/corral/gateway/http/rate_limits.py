@@ -52,12 +52,16 @@ class KeyLimiter:
 
     def check(self, now: float) -> Refusal | None:
         """The limit that refuses a request now; None: it may begin."""
+        # Both are asked in any case: what flows into a full bucket is lost only when it is asked.
+        requests_s = self._requests.wait_s(1.0, now) if self._requests is not None else 0.0
+        tokens_s = self._tokens.wait_s(1.0, now) if self._tokens is not None else 0.0
         limit = self.limits.concurrent
         if limit and self.running >= limit:
             return Refusal("concurrent", limit, self._busy_retry_s)
-        for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
-            if bucket is not None and (wait_s := bucket.wait_s(1.0, now)):
-                return Refusal(what, bucket.limit, wait_s)
+        if self._requests is not None and requests_s:
+            return Refusal("requests", self._requests.limit, requests_s)
+        if self._tokens is not None and tokens_s:
+            return Refusal("tokens", self._tokens.limit, tokens_s)
         return None
 
     def begin(self) -> bool:
