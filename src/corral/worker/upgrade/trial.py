@@ -188,8 +188,12 @@ def find_anchor(worker: int) -> int:
         words = parent.cmdline() if parent is not None else []
     except psutil.Error:
         return worker
-    # The keeper may be of any version that ran here before.
-    return parent.pid if parent is not None and any(word.endswith(_KEEPER) for word in words[:5]) else worker
+    # The keeper may be of any version that ran here before. A worker that has handed over becomes the keeper under its
+    # process id, but only when its last stream has ended.
+    is_corral = _MODULE in words[:5] or (len(words) > 1 and Path(words[1]).name == "corral")
+    is_old_worker = is_corral and arguments_of(words)[:1] in (["worker"], ["join"])
+    is_keeper = is_old_worker or any(word.endswith(_KEEPER) for word in words[:5])
+    return parent.pid if parent is not None and is_keeper else worker
 
 
 def is_program_of(pid: int, folder: Path) -> bool:
