@@ -57,7 +57,7 @@ class KeyedTasks(Generic[K]):
         for task in list(self._running.values()):
             task.cancel()
         if group is not None:
-            await group.__aexit__(kind, error, trace)
+            await _leave(group, kind, error, trace)
 
     def start(self, key: K, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
         """Start the work, unless the key has a running task or the block has been left."""
@@ -95,7 +95,7 @@ class BackgroundTasks:
         for task in list(self._running):
             task.cancel()
         if group is not None:
-            await group.__aexit__(kind, error, trace)
+            await _leave(group, kind, error, trace)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -109,6 +109,19 @@ class BackgroundTasks:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda _: work.close())  # a task cancelled before its first step never awaits the work
+
+
+async def _leave(
+    group: asyncio.TaskGroup,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    """An error of the block comes out as it is: the group would wrap it."""
+    if error is None or isinstance(error, asyncio.CancelledError):
+        await group.__aexit__(kind, error, trace)
+    else:
+        await group.__aexit__(None, None, None)
 
 
 async def log_errors(work: Coroutine[Any, Any, None], name: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from corral.kit.errors import Failed
 from corral.kit.tasks import BackgroundTasks
 
@@ -43,4 +45,17 @@ async def test_leaving_the_block_cancels_unfinished_work() -> None:
     assert ended.is_set()
     assert len(tasks) == 0
     tasks.start(work(), name="too late")
+    assert len(tasks) == 0
+
+
+async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
+    tasks = BackgroundTasks()
+
+    async def leave() -> None:
+        async with tasks:
+            tasks.start(asyncio.sleep(10), name="work")
+            raise RuntimeError("refused")
+
+    with pytest.raises(RuntimeError, match="refused"):
+        await leave()
     assert len(tasks) == 0

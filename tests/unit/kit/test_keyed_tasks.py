@@ -80,3 +80,18 @@ async def test_a_mistake_in_the_work_is_not_swallowed() -> None:
     with pytest.raises(ExceptionGroup) as told:
         await keep()
     assert [str(error) for error in told.value.exceptions] == ["wrong"]
+
+
+async def test_a_mistake_in_the_block_comes_out_as_it_is() -> None:
+    """The word of a refused join is one line: wrapped, it became a traceback."""
+    work = Work()
+
+    async def fail() -> None:
+        async with KeyedTasks[str]() as tasks:
+            tasks.start("a", partial(work.do, "a"), name="a")
+            await turns()
+            raise RuntimeError("refused")
+
+    with pytest.raises(RuntimeError, match="refused"):
+        await fail()
+    assert work.given_up == ["a"]
