@@ -134,6 +134,8 @@ async def test_with_an_account_seed_each_node_keeps_to_its_own_subjects(by_accou
         wait_for, lambda: (seen := by_account.nodes(member))[me["name"]]["available_ram"] == 4242 and seen, "heartbeat"
     )
     assert nodes[other["name"]]["available_ram"] != 1
+    for told in (me, other):  # no machine stands behind them: a doctor would miss their ports
+        assert by_account.api(member, "DELETE", f"/api/nodes/{told['name']}").status == 200
 
 
 async def test_a_deleted_node_is_told_but_its_credential_ends_with_its_time(by_account: ExternalBus) -> None:

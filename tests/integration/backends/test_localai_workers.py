@@ -163,11 +163,14 @@ async def test_no_more_calls_are_open_at_once_than_lines(tmp_path: Path) -> None
         for worker in workers:
             worker.script.hold = gate
         operation = await fleet.install()
-        await until(lambda: sum(worker.at_once for worker in workers) == 2)
+
+        async def do_others_wait() -> bool:  # their inventories may be read after the first two have begun
+            return sum("waits for its turn" in row.error for row in (await fleet.view(operation)).nodes) == 3
+
+        await until(do_others_wait)
         await fleet.quiet()
-        view = await fleet.view(operation)
+        assert await do_others_wait()
         assert sum(worker.at_once for worker in workers) == 2
-        assert sum("waits for its turn" in row.error for row in view.nodes) == 3
         gate.set()
         await fleet.until(operation, "done")
 

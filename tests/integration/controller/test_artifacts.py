@@ -230,8 +230,9 @@ async def test_a_controller_killed_in_the_middle_resumes(tmp_path: Path, server:
         await site.open()
         assert await installing == DIGEST
     first, second = server.asked
-    assert (first.range, second.range.startswith("bytes=")) == ("", True)
-    assert server.bytes_sent <= len(ARCHIVE) + 500_000  # less the bytes that were on their way
+    assert first.range == ""
+    # By where it goes on, and not by what the server sent: how much of that is on its way is up to the kernel.
+    assert int(second.range.removeprefix("bytes=").removesuffix("-")) > 2_000_000
 
 
 async def test_a_download_stops_with_its_last_worker_and_is_resumed_for_the_next(
