@@ -211,7 +211,7 @@ class ReleaseSite:
         return await self.releases.add(AddRelease(await self.upload(small_wheel(version)), signed), by="boss")
 
     async def change_key(self, public_key: str, proof: str = "", *, is_lost: bool = False) -> None:
-        await self.releases.change_key(ChangeReleaseKey(public_key, proof, is_lost), by="boss")
+        await self.releases.change_key(ChangeReleaseKey(public_key, proof, is_lost, is_new=not public_key), by="boss")
 
     async def upgrade(self, version: str = "2.0", **more: Any) -> str:
         """The operation."""

@@ -15,6 +15,7 @@ from corral.contract.releases import (
     KEY_DOMAIN,
     RELEASE_DOMAIN,
     AddRelease,
+    ChangeReleaseKey,
     ReleaseKeyChange,
     ReleaseOrder,
     UpgradeFleet,
@@ -151,7 +152,11 @@ async def test_another_controller_continues_with_the_same_attempt(site: ReleaseS
     await until(lambda: second.leadership.epoch(LEASE))
     before = len(attic.orders)
     await until(lambda: len(attic.orders) > before)
-    assert (await site.fleet.row(operation, "attic")).phase == phase
+
+    async def is_shown() -> bool:  # the reply is written after the order has come
+        return (await site.fleet.row(operation, "attic")).phase == phase
+
+    await until(is_shown)
     attic.hold.set()
     assert (await site.fleet.until(operation, "done")).counts == {"success": 2}
     assert (attic.attempts, barn.attempts) == ({1}, {1})
@@ -224,6 +229,16 @@ async def test_what_is_no_wheel_of_corral_is_refused(site: ReleaseSite) -> None:
         await site.releases.add(AddRelease(await site.upload(b"not a zip")), by="boss")
     with pytest.raises(Invalid, match="wheel of other, not of Corral"):
         await site.releases.add(AddRelease(await site.upload(small_wheel("2.0", name="other"))), by="boss")
+
+
+async def test_a_key_is_replaced_only_by_one_that_is_named(site: ReleaseSite) -> None:
+    """A misspelt field is ignored: it must not make a new key."""
+    before = site.keys.public_key
+    with pytest.raises(Invalid, match="name the public_key, or set is_new"):
+        await site.releases.change_key(ChangeReleaseKey(), by="boss")
+    with pytest.raises(Invalid, match="name the public_key, or set is_new"):
+        await site.releases.change_key(ChangeReleaseKey("x", is_new=True), by="boss")
+    assert site.keys.public_key == before
 
 
 async def test_a_key_that_is_kept_elsewhere(site: ReleaseSite) -> None:
