@@ -17,6 +17,9 @@ _HAVE_LISTS = ("nodes", "models", "ops", "ps", "requests")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for name in ("stdout", "stderr"):  # `corral nodes list >&-`
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if words in (["--help"], ["-h"]):
         from corral.cli.commands import help_text
 

@@ -7,6 +7,7 @@ the whole client, which knows what they mean.
 from __future__ import annotations
 
 import socket
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ _MAX_BYTES = 256 << 20
 
 
 def get(endpoint: Endpoint, path: str, timeout_s: float) -> bytes | None:
-    """The body of the answer 200. `path` is sent as it is; `timeout_s` is for each of its steps."""
+    """The body of the answer 200. `path` is sent as it is; `timeout_s` is for the connection, then for the answer."""
     scheme, _, rest = endpoint.url.partition("://")
     authority, slash, prefix = rest.partition("/")
     name, port = _split(authority, 443 if scheme == "https" else 80)
@@ -29,9 +30,9 @@ def get(endpoint: Endpoint, path: str, timeout_s: float) -> bytes | None:
     try:
         with socket.create_connection((name, port), timeout=timeout_s) as plain:
             if scheme == "http":
-                return _body(_exchange(plain, request))
+                return _body(_exchange(plain, request, timeout_s))
             with _secured(plain, endpoint, name) as connection:
-                return _body(_exchange(connection, request))
+                return _body(_exchange(connection, request, timeout_s))
     except (OSError, ValueError, EOFError):
         return None
 
@@ -60,10 +61,14 @@ def _secured(plain: socket.socket, endpoint: Endpoint, name: str) -> socket.sock
     return context.wrap_socket(plain, server_hostname=name)
 
 
-def _exchange(connection: socket.socket, request: str) -> bytes:
+def _exchange(connection: socket.socket, request: str, timeout_s: float) -> bytes:
+    until = time.monotonic() + timeout_s
     connection.sendall(request.encode("ascii"))
     pieces, size = [], 0
     while piece := connection.recv(1 << 18):
+        # The timeout of a socket is for each piece: a server could send a byte a second for ever.
+        if time.monotonic() > until:
+            raise TimeoutError("the answer takes too long")
         pieces.append(piece)
         size += len(piece)
         if size > _MAX_BYTES:

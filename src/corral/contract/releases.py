@@ -59,13 +59,15 @@ class AddRelease(Message, frozen=True):
 
 
 class ChangeReleaseKey(Message, frozen=True):
-    public_key: str = always(str)  # empty: the controllers make one and keep it
+    public_key: str = always(str)  # empty with `is_new`
     proof: str = ""  # a `ReleaseKeyChange`, signed by the key before; empty: the controller signs it
     is_lost: bool = False  # the key before cannot sign any more: workers do not follow by themselves
+    is_new: bool = False  # the controllers make a key and keep it
 
 
 class UpgradeFleet(Message, frozen=True):
-    """Exactly one of `counter`, `version` and `sha256` names the release. A version or a wheel that is not the newest
+    """At most one of `counter`, `version` and `sha256` names the release; without them it is the version that the
+    controllers run. A version or a wheel that is not the newest
     release is signed again, with a higher counter, if the controllers hold the key."""
 
     counter: int = 0

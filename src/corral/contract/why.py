@@ -77,6 +77,7 @@ class WhyReplica(Message, frozen=True):
     state: str = always(str)  # starting, ready, stopping; node offline, whatever was heard of it before
     process_id: str = ""
     current: bool = True  # of the model's present revision
+    on_trial: bool = False  # of a new revision that is tried on a share of the requests
     in_flight: int = 0
     slots: int = 1
     memory_bytes: int = 0

@@ -123,3 +123,11 @@ def test_the_version(words: tuple[str, ...], capsys: pytest.CaptureFixture[str])
 def test_wrong_usage_is_explained(words: tuple[str, ...], answer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert capsys.readouterr().err.startswith(answer)
+
+
+def test_a_closed_stdout_is_no_traceback() -> None:
+    program = "import sys; from corral.cli.main import main; sys.exit(main(['version']))"
+    found = subprocess.run(
+        ["sh", "-c", 'exec "$0" -P -c "$1" >&-', sys.executable, program], capture_output=True, text=True
+    )
+    assert (found.returncode, found.stderr) == (0, "")

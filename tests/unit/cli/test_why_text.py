@@ -126,6 +126,11 @@ def test_a_node_and_its_memory() -> None:
     assert why_text.space_row(WhySpace(name="RAM", measured=False)) == ("RAM", "unknown", "unknown", "", "", "")
 
 
+def test_a_replica_on_trial_is_not_called_an_earlier_one() -> None:
+    tried = WhyReplica(node="barn", model="m", replica=0, state="ready", current=False, on_trial=True)
+    assert why_text.replica_row(tried)[3] == "ready, new revision on trial"
+
+
 def test_a_replica() -> None:
     replica = WhyReplica(
         node="barn",

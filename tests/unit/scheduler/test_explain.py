@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from corral.contract.labels import selector_of_map
@@ -98,3 +100,11 @@ def test_it_travels_as_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(explained), type=WhyModel) == explained
     of_node = explain_node(fleet, node)
     assert msgspec.json.decode(msgspec.json.encode(of_node), type=WhyNode) == of_node
+
+
+def test_a_new_revision_on_trial_is_told_from_an_earlier_one() -> None:
+    node = cpu_node("barn", ram_gib=64)
+    of = replace(model("m", 1), revision="b", trial_revision="c")
+    held = [replace(replica(node, of, 1), revision=revision) for revision in ("a", "b", "c")]
+    found = explain_model(world([node], [of], held), of).replicas
+    assert [(each.current, each.on_trial) for each in found] == [(False, False), (True, False), (False, True)]

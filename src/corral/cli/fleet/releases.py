@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_command, fleet_command
-from corral.cli.common.options import Json
+from corral.cli.common.options import Json, Yes, confirm
 from corral.cli.common.output import print_json, print_line, print_note, print_table
 from corral.cli.fleet.upgrade import read_signature, send_release
 from corral.kit.errors import Failed, Invalid
@@ -166,6 +166,7 @@ async def trust_key(
     lost: Annotated[
         bool, declare.Option("--lost", help="the present key cannot sign any more: each worker needs --release-key")
     ] = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Let another key sign releases.
@@ -181,6 +182,8 @@ async def trust_key(
       corral fleet release-trust --lost           (the same, after the present one was lost)
     """
     signed = read_signature(proof) if proof else ""
+    if not yes:
+        confirm("let " + ("another key" if public_key else "a new key of the controllers") + " sign releases")
     found = await client.releases.change_key(public_key or "", proof=signed, is_lost=lost)
     if as_json:
         print_json(found)

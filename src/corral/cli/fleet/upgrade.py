@@ -34,8 +34,9 @@ async def upgrade_fleet(
         ),
     ] = "",
     to: Annotated[
-        str, declare.Option("--to", metavar="VERSION", help="a release that the controllers hold, or their own version")
-    ] = "",
+        str | None,
+        declare.Option("--to", metavar="VERSION", help="a release that the controllers hold, or their own version"),
+    ] = None,
     node: Annotated[str, declare.Option("--node", metavar="NODE", help="only this node")] = "",
     selector: Annotated[
         str, declare.Option("--selector", "-l", metavar="LABELS", help="only nodes with these labels")
@@ -68,13 +69,15 @@ async def upgrade_fleet(
     """
     from corral.contract.releases import UpgradeFleet
 
+    if to is not None and not to.strip():
+        raise declare.BadParameter("--to needs a version: `corral fleet releases` lists them")
     if wheel and to:
         raise declare.BadParameter("give --wheel or --to, not both")
     if signature and not wheel:
         raise declare.BadParameter("--signature is of a wheel: give it with --wheel")
     sha256 = await send_release(client, wheel, signature) if wheel else ""
     request = UpgradeFleet(
-        sha256=sha256, version=to, node=node, selector=selector, max_parallel=max_parallel, dry_run=dry_run
+        sha256=sha256, version=to or "", node=node, selector=selector, max_parallel=max_parallel, dry_run=dry_run
     )
     plan = await client.releases.upgrade(request)
     if as_json and (dry_run or detach):
@@ -90,9 +93,11 @@ async def upgrade_fleet(
 
 async def send_release(client: Client, wheel: str, signature: str = "") -> str:
     """Upload the wheel and make a release of it; return its SHA-256."""
+    from corral.cli.common.roles import describe_wheel
     from corral.cli.models.upload import describe_files, find_parts, local_path, upload_files
 
     (path,) = find_parts(local_path(wheel))
+    describe_wheel(path)  # before many bytes are sent for nothing
     signed = read_signature(signature) if signature else ""
     (file,) = await describe_files([path])
     await upload_files(client, [(path, file)], shlex.join(["corral", "fleet", "upgrade", "--wheel", wheel]))

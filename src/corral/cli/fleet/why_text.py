@@ -81,13 +81,19 @@ def replica_row(replica: WhyReplica) -> tuple[str, ...]:
         replica.model,
         replica.node,
         str(replica.replica),
-        replica.state if replica.current else f"{replica.state}, earlier revision",
+        _state(replica),
         f"{replica.in_flight} of {replica.slots}",
         f"{format_bytes(replica.memory_bytes)}{devices}" if replica.memory_bytes else devices.strip(),
         format_duration(float(round(replica.unused_s))) if replica.unused_s is not None else "",
         replica.kept,
         replica.reason,
     )
+
+
+def _state(replica: WhyReplica) -> str:
+    if replica.current:
+        return replica.state
+    return f"{replica.state}, {'new revision on trial' if replica.on_trial else 'earlier revision'}"
 
 
 def _needs(why: WhyModel) -> str:

@@ -64,8 +64,8 @@ async def install_models(
     recreate: Recreate = False,
     soak: Soak = "",
     max_errors: MaxErrors = "",
-    max_slowdown: MaxSlowdown = 0.0,
-    min_requests: MinRequests = 0,
+    max_slowdown: MaxSlowdown = None,
+    min_requests: MinRequests = None,
     no_fetch: Annotated[
         bool, declare.Option("--no-fetch", help="fetch the files on the first request instead of now")
     ] = False,

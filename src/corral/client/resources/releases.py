@@ -28,7 +28,7 @@ class ReleasesApi:
         return await self._api.call("POST", "/api/fleet/releases", ReleaseView, AddRelease(sha256, signed))
 
     async def change_key(self, public_key: str, *, proof: str = "", is_lost: bool = False) -> ReleaseList:
-        request = ChangeReleaseKey(public_key, proof, is_lost)
+        request = ChangeReleaseKey(public_key, proof, is_lost, is_new=not public_key)
         return await self._api.call("PUT", "/api/fleet/release-key", ReleaseList, request)
 
     async def upgrade(self, request: UpgradeFleet) -> FleetUpgradePlan:

@@ -105,6 +105,8 @@ class Releases:
         return _view(release)
 
     async def change_key(self, request: ChangeReleaseKey, *, by: str) -> ReleaseList:
+        if bool(request.public_key) is request.is_new:
+            raise Invalid("name the public_key, or set is_new to have the controllers make a key and keep it")
         await self._keys.change(request.public_key, request.proof, is_lost=request.is_lost, by=by)
         async with self._store.write() as tx:
             await revisions.bump(tx, COUNTER)

@@ -171,6 +171,7 @@ def _replica(world: World, replica: Replica, rules: EvictionRules) -> WhyReplica
         state=_state(world, replica),
         process_id=replica.process_id,
         current=model is not None and model.revision == replica.revision,
+        on_trial=model is not None and model.trial_revision == replica.revision != "",
         in_flight=replica.in_flight,
         slots=replica.slots,
         memory_bytes=replica.memory_bytes,

@@ -55,8 +55,9 @@ def check_order(pin: Pin, signed: str) -> ReleaseOrder:
         order = decode(ReleaseOrder, Verifier(pin.key).verify(signed, domain=RELEASE_DOMAIN))
     except (BadSignature, Undecodable) as error:
         raise Denied(
-            f"the release was not signed by the key that this worker trusts ({pin.key}): if the key was replaced, "
-            "start the worker with --release-key and the new key"
+            f"the release was not signed by the key that this worker trusts ({pin.key}): if the key has just been "
+            "replaced, start the worker again, or wait until it renews its credentials, then retry the operation; if "
+            "the key before was lost, start it once with --release-key and the new key"
         ) from error
     if order.counter < pin.counter:
         raise Denied(
