@@ -41,6 +41,8 @@ async def test_a_definition_that_can_run_nowhere_is_not_called_ready(local: Repl
     assert for_gateways is not None
     assert for_gateways.state == "loaded"
     assert [each.revision for each in await local.shown("m")] == [before.revision]
+    listing = local.replicas["c1"].rows
+    assert [each["model_name"] for each in await listing.list_(answering=True)] == ["m"], "it still answers"
 
 
 async def test_a_definition_that_can_run_replaces_the_one_before(local: ReplicaFleet) -> None:

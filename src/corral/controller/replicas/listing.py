@@ -11,12 +11,13 @@ from msgspec.structs import replace
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.controller.inventory.activity import ActivityTracker
+from corral.controller.inventory.routing import read_routing
 from corral.controller.replicas.lifecycle import ReplicaHost
 from corral.controller.replicas.snapshot import read_desired
 from corral.controller.runtime.node_views import rfc3339
 from corral.store.engine.transactions import Store
 from corral.store.records import DesiredReplica, ReplicaStage
-from corral.store.tables import models, node_backends, nodes, peer_processes
+from corral.store.tables import node_backends, nodes, peer_processes
 from corral.store.tables.nodes import Node
 
 _STATES = {
@@ -38,12 +39,13 @@ class ReplicaListing:
             return list((await read_desired(tx))[0])
 
     async def list_(self, *, node_id: str = "", model: str = "", answering: bool = False) -> list[dict[str, Any]]:
-        """`answering`: only ready ones of their model's present revision."""
+        """`answering`: only those that gateways send requests to."""
         async with self._store.read() as tx:
             rows, _ = await read_desired(tx)
             known = {node.id: node for node in await nodes.list_(tx)}
             reports = await node_backends.list_processes(tx)
-            revisions = {row.id: row.revision for row in await models.list_(tx)}
+            # Of the present revision, of the one before until that is ready, and of one that is on trial.
+            routed = {each.process_id for each in (await read_routing(tx, model))[0]} if answering else set()
             addresses = {peer.process_id: peer.address for peer in await peer_processes.list_(tx)}
         found = []
         for row in rows:
@@ -53,8 +55,8 @@ class ReplicaListing:
             serves = process is not None and process.state == ReplicaState.READY
             if serves and row.stage is ReplicaStage.ORDERED:  # the reconciler has not stored it yet
                 row = replace(row, stage=ReplicaStage.RUNNING)
-            current = row.stage is ReplicaStage.RUNNING and serves and revisions.get(row.model) == row.revision
-            if not answering or (current and known[row.node_id].status == "healthy"):
+            is_routed = process is not None and process.process_id in routed and row.stage is ReplicaStage.RUNNING
+            if not answering or (is_routed and known[row.node_id].status == "healthy"):
                 found.append(self._view(row, known[row.node_id], process, addresses))
         return found
 
