@@ -114,19 +114,21 @@ async def _last(client: Client, node: str, name: str, tail: int, *, several: boo
         print_error(error.message)
         return None
     for line in lines:
-        _show(node, line, several=several, as_json=as_json)
+        _show(node, line, several=several, timed=not name, as_json=as_json)
     return len(lines)
 
 
 async def _follow(client: Client, node: str, name: str, tail: int, *, several: bool, as_json: bool) -> None:
     async with aclosing(client.logs.follow(node, name, tail)) as lines:
         async for line in lines:
-            _show(node, line, several=several, as_json=as_json)
+            _show(node, line, several=several, timed=not name, as_json=as_json)
 
 
-def _show(node: str, line: LogLine, *, several: bool, as_json: bool) -> None:
+def _show(node: str, line: LogLine, *, several: bool, timed: bool, as_json: bool) -> None:
+    """`timed`: with the time, which most backends write themselves and a worker does not."""
     if as_json:
         data = {"node": node, "timestamp": line.timestamp, "stream": line.stream, "text": line.text}
         print_json(data, indent=None)
     else:
-        print_line((f"{node}: " if several else "") + printable(line.text.replace("\t", "    ")))
+        at = f"{line.timestamp.partition('.')[0].removesuffix('Z')}Z " if timed and line.timestamp else ""
+        print_line((f"{node}: " if several else "") + at + printable(line.text.replace("\t", "    ")))

@@ -124,6 +124,8 @@ def _print_plan(plan: FleetUpgradePlan) -> None:
         for each in plan.nodes
     ]
     print_table(COLUMNS, rows, empty="No nodes.")
+    if note := note_on_downgrades(plan):
+        print_note(note)
     if plan.services:
         print_line()
         print_table(
@@ -131,3 +133,20 @@ def _print_plan(plan: FleetUpgradePlan) -> None:
             [(each.role, each.name, each.version, each.command, each.reason) for each in plan.services],
             empty="",
         )
+
+
+def note_on_downgrades(plan: FleetUpgradePlan) -> str:
+    """Empty unless nodes run a later version than the one of the plan."""
+    from packaging.version import InvalidVersion, Version
+
+    def is_later(version: str) -> bool:
+        try:
+            return Version(version) > Version(plan.version)
+        except InvalidVersion:
+            return False
+
+    names = [each.node for each in plan.nodes if each.action == "upgrade" and is_later(each.version)]
+    if not names:
+        return ""
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"Note: this goes back to an earlier version on {shown}."
