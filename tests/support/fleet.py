@@ -19,6 +19,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from corral.client.contexts import config_folder
 from tests.support.processes import CORRAL, Process, clean_env, free_port
 from tests.support.waiting import wait_for
 
@@ -155,9 +156,13 @@ class Fleet:
         def ready() -> bool:
             assert self.up is not None
             assert self.up.running, self.up.output()
-            return self.http("GET", "/readyz").status == 200 and self.controller_ready()
+            return self.http("GET", "/readyz").status == 200 and self.controller_ready() and self.has_context()
 
         wait_for(ready, "ready fleet", timeout_s)
+
+    def has_context(self) -> bool:
+        """`corral up` writes it when all is ready; commands find the fleet by it."""
+        return any((config_folder(self.env) / "contexts").glob("*.json"))
 
     def controller_ready(self) -> bool:
         return self.http("GET", "/controller/readyz").status == 200

@@ -294,8 +294,7 @@ def test_a_conversation_is_edited_saved_reset_and_remembered(corral: Corral, tmp
         (b"//slash", b"horses."),
     ):
         os.write(ours, typed + b"\n")
-        if b"\n> " not in _read_until(ours, shown).partition(shown)[2]:
-            _read_until(ours, b"> ")
+        _read_until(ours, shown, b"> ")
     os.write(ours, b"\x04")
     assert talking.wait(60) == 0
     os.close(ours)
@@ -345,11 +344,12 @@ def _own_it() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def _read_until(terminal: int, words: bytes) -> bytes:
+def _read_until(terminal: int, words: bytes, then: bytes = b"") -> bytes:
+    """`then`: what has to follow some time after them, perhaps in another piece."""
     seen, until = b"", time.monotonic() + 60
-    while words not in seen:
+    while words not in seen or then not in seen.partition(words)[2]:
         ready, _, _ = select.select([terminal], [], [], max(0.0, until - time.monotonic()))
-        assert ready, f"not seen: {words!r} in {seen!r}"
+        assert ready, f"not seen: {words!r} {then!r} in {seen!r}"
         # Without what the editor of lines tells the terminal, such as that it accepts pasted text as a whole.
         seen = re.sub(rb"\x1b\[[?0-9;]*[a-zA-Z]\r?", b"", seen + os.read(terminal, 10_000))
     return seen

@@ -185,8 +185,12 @@ async def test_what_is_behind_a_link_is_not_removed(site: Site, tmp_path: Path) 
 async def test_a_model_that_is_deleted_while_another_stages_the_same_file(site: Site) -> None:
     shared = site.source.add("one/x/w.gguf", WEIGHTS)
     same = ReplicaFile("two/x/w.gguf", shared.digest, shared.size_bytes)
-    first, second = (asyncio.create_task(site.ensure(each)) for each in (shared, same))
-    await until(lambda: site.told, "the first bytes")
+    told: list[Progress] = []
+    first = asyncio.create_task(site.ensure(shared))
+    second = asyncio.create_task(site.files.ensure((same,), site.source.urls, site.source.token, told.append))
+    await until(
+        lambda: site.told and told, "the first bytes, for both"
+    )  # the second takes part in the transfer by then
     first.cancel()  # its model was deleted
     await asyncio.wait([first])
     await asyncio.to_thread(remove_model, site.models, "one")
