@@ -27,9 +27,9 @@ from tests.support.supervising import swept
 
 # No package index: the controller cannot list the dependencies, and the versions are installed already.
 NO_INDEX = {
-    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    "PIP_INDEX_URL": "http://127.0.0.1:9/",
     "PIP_RETRIES": "0",
-    "UV_INDEX_URL": "http://127.0.0.1:9/simple",
+    "UV_INDEX_URL": "http://127.0.0.1:9/",
     "UV_HTTP_RETRIES": "0",
 }
 
