@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from corral.contract.receipts import RequestView, RunningView
 
 COLUMNS = ("WHEN", "MODEL", "KEY", "STATUS", "NODE", "QUEUED", "LOADED", "FIRST", "TOTAL", "IN", "OUT", "NOTE")
-NO_REQUESTS = "No requests."
+NO_REQUESTS = "No requests. One is listed about a second after its end."
 _WATCH = "{:<8}  {:<6}  {:<24}  {:<12}  {:<12}  {:>8}  {:>8}  {:>6}  {:>6}  {}"
 WATCH_HEADER = _WATCH.format("ENDED", "STATUS", "MODEL", "KEY", "NODE", "FIRST", "TOTAL", "IN", "OUT", "NOTE").rstrip()
 
