@@ -151,7 +151,7 @@ def replace_controller(cluster: Cluster) -> None:
     cluster.start_controller(member)
     cluster.wait_ready(member)
     cluster.start_gateway(member)
-    wait_for(lambda: cluster.nodes(member), "ready gateway")
+    cluster.wait_gateway(member)
 
 
 def replace_gateway(cluster: Cluster) -> None:
@@ -160,4 +160,4 @@ def replace_gateway(cluster: Cluster) -> None:
     assert member.gateway is not None
     assert member.gateway.stop() == 0
     cluster.start_gateway(member)
-    wait_for(lambda: cluster.nodes(member), "ready gateway")
+    cluster.wait_gateway(member)

@@ -62,7 +62,7 @@ class Cluster:
             self.wait_ready(member)  # one after the other: the first makes the files the second reads
             self.start_gateway(member)
         for member in self.members:
-            wait_for(lambda member=member: http("GET", member.url + "/readyz").status == 200, "ready gateway", START_S)  # type: ignore[misc]
+            self.wait_gateway(member)
         return self
 
     def start_bus(self) -> None:
@@ -104,6 +104,10 @@ class Cluster:
             return http("GET", f"http://127.0.0.1:{member.controller_port}/readyz").status == 200
 
         wait_for(ready, f"ready controller {member.number}", timeout_s)
+
+    def wait_gateway(self, member: Member) -> None:
+        """Until it serves models. It passes requests for the controller on before it has a view, and refuses others."""
+        wait_for(lambda: http("GET", member.url + "/readyz").status == 200, f"ready gateway {member.number}", START_S)
 
     def api(self, member: Member, method: str, path: str, body: object = None) -> Answer:
         return http(method, member.url + path, key=self.key, body=body)
