@@ -35,9 +35,8 @@ from corral.controller.operations.file_operations import (
     is_due,
     open_fetch,
     read_row,
-    write_row,
 )
-from corral.controller.operations.progress import ProgressCollector
+from corral.controller.operations.progress import ProgressCollector, write_rows
 from corral.controller.operations.state import settle
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
@@ -223,7 +222,7 @@ class Fetches:
             row = (
                 settle(row, OperationNodeStatus.WITHDRAWN, MODEL_GONE) if model is None else begun(row, model.revision)
             )
-            await write_row(tx, operation, row)
+            await write_rows(tx, operation, [row])
         self._notify(operation_id)
         if model is None:
             return None
@@ -303,7 +302,7 @@ class Fetches:
                 row = failed(row, outcome, now, first_s=settings.retry_first_s, cap_s=settings.retry_cap_s)
             else:
                 row = fetched(row, outcome)
-            await write_row(tx, operation, row)
+            await write_rows(tx, operation, [row])
         self._notify(attempt.operation_id)
 
     def _leads(self) -> bool:

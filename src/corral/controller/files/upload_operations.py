@@ -19,8 +19,8 @@ from corral.bus.api import Bus
 from corral.contract.installs import OpenUpload, UploadOpened
 from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress
 from corral.controller.operations import uploads as rows
-from corral.controller.operations.file_operations import COUNTER, read_row, write_row
-from corral.controller.operations.progress import ProgressCollector
+from corral.controller.operations.file_operations import COUNTER, read_row
+from corral.controller.operations.progress import ProgressCollector, write_rows
 from corral.controller.operations.views import UPLOAD
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
@@ -241,7 +241,7 @@ class UploadOperations:
             if stored is None or stored.status in ENDED or operation.finished_at is not None:
                 return
             (row,) = self._progress.merge(operation_id, [stored])
-            await write_row(tx, operation, change(row, operation.request.upload or UploadRequest()))
+            await write_rows(tx, operation, [change(row, operation.request.upload or UploadRequest())])
         self._feed.notify(COUNTER, operation_id)
 
     async def _publish(self, operation_id: str, transfer: _Transfer) -> None:

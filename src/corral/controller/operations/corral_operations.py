@@ -5,7 +5,6 @@ transitions of their rows are pure; `controller/releases/upgrades.py` carries th
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from msgspec.structs import replace
@@ -149,10 +148,3 @@ def is_due(row: OperationNode, now: datetime) -> bool:
     if row.status is not OperationNodeStatus.ERROR:
         return True
     return row.next_try_at is not None and row.next_try_at <= now
-
-
-async def write_rows(tx: Transaction, operation: Operation, rows: Sequence[OperationNode]) -> None:
-    now = await tx.now()
-    await operation_nodes.put(tx, [replace(row, updated_at=now) for row in rows])
-    await finish_or_reopen(tx, [operation], now)
-    await revisions.bump(tx, "operations")

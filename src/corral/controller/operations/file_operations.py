@@ -8,7 +8,6 @@ the work (`controller/files/fetches.py`). A stage brings the files to nodes, a r
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from msgspec.structs import replace
@@ -39,7 +38,6 @@ KIND = FETCH
 SCOPE = "controller"
 COUNTER = "operations"
 MODEL_GONE = "the model was deleted"
-NODE_GONE = "the node was deleted"
 LOCALAI_NODE = "a LocalAI worker receives files when the model is loaded there"
 _SHOWN_REVISION = 12
 
@@ -175,14 +173,3 @@ async def find_taken_back(tx: Transaction, model: StoredModel) -> Operation | No
 async def read_row(tx: Transaction, operation_id: str) -> OperationNode | None:
     rows = await operation_nodes.list_(tx, operation_id)
     return rows[0] if rows else None
-
-
-async def write_row(tx: Transaction, operation: Operation, row: OperationNode) -> None:
-    await write_rows(tx, operation, [row])
-
-
-async def write_rows(tx: Transaction, operation: Operation, rows: Sequence[OperationNode]) -> None:
-    now = await tx.now()
-    await operation_nodes.put(tx, [replace(row, updated_at=now) for row in rows])
-    await finish_or_reopen(tx, [operation], now)
-    await revisions.bump(tx, COUNTER)

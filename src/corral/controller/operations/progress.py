@@ -131,6 +131,14 @@ async def finish_or_reopen(tx: Transaction, touched: Iterable[Operation], now: d
             await operations.replace(tx, msgspec.structs.replace(operation, finished_at=now, outcome=outcome, error=""))
 
 
+async def write_rows(tx: Transaction, operation: Operation, rows: Sequence[OperationNode]) -> None:
+    """Store the rows, and end or reopen the operation accordingly. The caller notifies the change feed."""
+    now = await tx.now()
+    await operation_nodes.put(tx, [replace(row, updated_at=now) for row in rows])
+    await finish_or_reopen(tx, [operation], now)
+    await revisions.bump(tx, "operations")
+
+
 async def _was_cancelled_everywhere(tx: Transaction, operation_id: str) -> bool:
     """Whether users cancelled it node by node, on all nodes."""
     counts = (await operation_nodes.count_for(tx, [operation_id])).get(operation_id, {})

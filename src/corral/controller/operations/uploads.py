@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from corral.contract.installs import OpenUpload
-from corral.controller.operations.file_operations import COUNTER, SCOPE, read_row, write_row
-from corral.controller.operations.progress import new_row
+from corral.controller.operations.file_operations import COUNTER, SCOPE, read_row
+from corral.controller.operations.progress import new_row, write_rows
 from corral.controller.operations.state import settle
 from corral.controller.operations.views import UPLOAD, human_size
 from corral.kit.durations import format_duration
@@ -116,7 +116,7 @@ async def open_upload(
         found = await read_row(tx, operation.id)
         row = found or new_row(operation.id, CONTROLLER, CONTROLLER, operation.created_at)
     row = begun(row, current_bytes, sum(sizes_of(request).values()))
-    await write_row(tx, operation, row)
+    await write_rows(tx, operation, [row])
     return operation, row
 
 
@@ -133,7 +133,7 @@ async def expire(tx: Transaction, *, silent_s: float, kept_s: float) -> list[str
         if after.status in ENDED:
             operation = replace(operation, withdrawn_at=now)
             await operations.replace(tx, operation)
-        await write_row(tx, operation, after)
+        await write_rows(tx, operation, [after])
         changed.append(operation.id)
     if changed:
         await revisions.bump(tx, COUNTER)

@@ -7,11 +7,11 @@ worker or the leader is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from corral.blobs.digests import PREFIX
 from corral.blobs.store import BlobStore
@@ -28,38 +28,36 @@ from corral.controller.operations.corral_operations import (
     is_due,
     retry_at,
     waiting,
-    write_rows,
 )
+from corral.controller.operations.node_tasks import NodeTasks
+from corral.controller.operations.progress import NODE_GONE
 from corral.controller.operations.state import settle
 from corral.controller.operations.views import CORRAL_UPGRADE
 from corral.controller.releases.calls import ReleaseCalls
 from corral.controller.releases.plan import choose_turns
 from corral.controller.rollouts.hardware_class import hardware_of
-from corral.controller.runtime.change_feed import RULES, ChangeFeed
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.settings.backends import BackendSettings
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
 from corral.kit.log import get_log
-from corral.kit.tasks import BackgroundTasks, KeyedTasks, Wake, run_every
+from corral.kit.tasks import KeyedTasks, Wake, run_every
 from corral.store.engine.transactions import Store
 from corral.store.records import ENDED, OperationNode, OperationNodeStatus
-from corral.store.tables import nodes, operation_nodes, operations, release_wheels, releases, revisions
+from corral.store.tables import release_wheels, releases
 from corral.store.tables.nodes import NodeOutline
 from corral.store.tables.operations import Operation
 from corral.store.tables.releases import Release
 
 log = get_log(__name__)
 
-NODE_GONE = "the node was deleted"
 PREPARING = "waits for the packages on the controller"
 NO_WORKER = (
     "no worker there takes such orders: it is away, or its version cannot upgrade itself yet; "
     "upgrade it on its machine, with a join line of this fleet"
 )
 MAX_SILENT_TRIES = 2  # of a worker that is healthy and has never replied to such an order
-
-_Key = tuple[str, str]  # operation and node; for packages: operation and platform with Python
 
 
 class Packages(Protocol):
@@ -115,48 +113,34 @@ class CorralUpgrades:
         self._packages = packages
         self._blobs = blobs
         self._sources = sources
-        self._leadership = leadership
         self._feed = feed
         self._clock = clock
         self._settings = settings
-        self._lease = lease
         self._pace = pace or UpgradePace()
-        self._tasks: KeyedTasks[_Key] = KeyedTasks()
-        self._preparing: KeyedTasks[_Key] = KeyedTasks()
-        self._cancels = BackgroundTasks()
+        self._tasks = NodeTasks(store, leadership, feed, kind=CORRAL_UPGRADE, lease=lease, cancel=self._cancel)
+        self._preparing: KeyedTasks[tuple[str, str]] = KeyedTasks()  # an operation, and a platform with Python
         self._prepared: dict[str, _Prepared] = {}
         self._wake = Wake()
 
     async def run(self) -> None:
         for counter in ("operations", "nodes"):
             self._feed.on(counter, self._wake.set)
-        async with self._cancels, self._preparing, self._tasks:
+        async with self._preparing, self._tasks:
             await run_every(self.name, self._pace.interval_s, self.run_once, clock=self._clock, wake=self._wake)
 
     async def run_once(self) -> None:
         """Order what may begin or go on now, and cancel all else."""
-        if self._leadership.epoch(self._lease) == 0:
-            for key in self._tasks.running():
-                self._tasks.cancel(key)
+        opened = await self._tasks.read_open()
+        if opened is None:
             self._prepared.clear()
             return
-        async with self._store.read() as tx:
-            now = await tx.now()
-            opened = await operations.list_open(tx, kind=CORRAL_UPGRADE)
-            rows = await operation_nodes.list_for(tx, [operation.id for operation in opened])
-            outlines = {outline.id: outline for outline in await nodes.list_outlines(tx)} if opened else {}
-        ids = {operation.id for operation in opened}
-        live = {(row.operation_id, row.node_id) for own in rows.values() for row in own if row.status not in ENDED}
-        self._cancel_all_but(live)
+        ids = opened.ids
         self._prepared = {each: known for each, known in self._prepared.items() if each in ids}
-        for operation in opened:
-            await self._advance(operation, rows.get(operation.id, []), outlines, now)
+        for operation in opened.operations:
+            await self._advance(operation, opened.rows.get(operation.id, []), opened.outlines, opened.now)
 
-    def _cancel_all_but(self, live: set[_Key]) -> None:
-        for key in self._tasks.running():
-            if key not in live:
-                self._tasks.cancel(key)
-                self._cancels.start(self._calls.cancel(key[1], key[0]), name=f"cancel {key[0]}")
+    def _cancel(self, operation_id: str, node_id: str) -> Coroutine[Any, Any, None]:
+        return self._calls.cancel(node_id, operation_id)
 
     async def _advance(
         self, operation: Operation, rows: Sequence[OperationNode], outlines: Mapping[str, NodeOutline], now: datetime
@@ -170,20 +154,21 @@ class CorralUpgrades:
             return _hold(row, now, away[row.node_id], turns.held, turns.stopped)
 
         if changed := {row.node_id for row in rows if row.status not in ENDED and hold(row) != row}:
-            await self._settle(operation, hold, changed)
+            await self._tasks.change_rows(operation.id, hold, changed)
         running = [row for row in rows if row.status is OperationNodeStatus.DOWNLOADING]
         for row in (*running, *turns.begin):
             outline = outlines.get(row.node_id)
-            if outline is None or (operation.id, row.node_id) in self._tasks.running():
+            if outline is None or self._tasks.is_running(operation.id, row.node_id):
                 continue
             packages = await self._packages_for(operation, outline)
             if packages is None and row.status is OperationNodeStatus.DOWNLOADING:
                 continue  # an earlier leader has begun it
             if packages is None:
-                await self._settle(operation, lambda each: waiting(each, PREPARING, stuck=False), {row.node_id})
+                wait = partial(waiting, reason=PREPARING, stuck=False)
+                await self._tasks.change_rows(operation.id, wait, {row.node_id})
                 continue
             work = partial(self._run, operation, row, self._prepared[operation.id].release, packages)
-            self._tasks.start((operation.id, row.node_id), work, name=f"upgrade corral on {row.node_name}")
+            self._tasks.start(operation.id, row.node_id, work, name=f"upgrade corral on {row.node_name}")
 
     # Wheels
 
@@ -256,7 +241,7 @@ class CorralUpgrades:
     ) -> None:
         """Repeat the order until its outcome is known. Raises Unreachable after a long silence."""
         if row.status is not OperationNodeStatus.DOWNLOADING:  # else an earlier leader has begun it
-            found = await self._settle(operation, begun, {row.node_id})
+            found = await self._tasks.change_rows(operation.id, begun, {row.node_id})
             if not found:
                 return  # cancelled meanwhile
             (row,) = found
@@ -284,7 +269,8 @@ class CorralUpgrades:
                     await self._end(operation, row, reply)
                     return
                 if advanced(row, reply) != row:
-                    changed = await self._settle(operation, partial(advanced, reply=reply), {row.node_id})
+                    advance = partial(advanced, reply=reply)
+                    changed = await self._tasks.change_rows(operation.id, advance, {row.node_id})
                     row = changed[0] if changed else row
             await self._clock.sleep(self._pace.poll_s)
 
@@ -315,29 +301,11 @@ class CorralUpgrades:
         async with self._store.read() as tx:
             now = await tx.now()
         first_s, cap_s = self._settings.retry_first_s, self._settings.retry_cap_s
-        changed = await self._settle(
-            operation, lambda row: change(row, retry_at(row, now, first_s=first_s, cap_s=cap_s)), {node_id}
-        )
-        return bool(changed)
 
-    async def _settle(
-        self, operation: Operation, change: Callable[[OperationNode], OperationNode], node_ids: set[str]
-    ) -> list[OperationNode]:
-        """Change the rows of these nodes that have not ended; return those that changed."""
-        async with self._store.write() as tx:
-            await revisions.hold(tx, RULES)
-            await self._leadership.require(tx, self._lease)
-            current = await operations.find(tx, operation.id)
-            if current is None or current.finished_at is not None:
-                return []
-            rows = await operation_nodes.list_(tx, operation.id)
-            chosen = [row for row in rows if row.status not in ENDED and row.node_id in node_ids]
-            changed = [after for row in chosen if (after := change(row)) != row]
-            if changed:
-                await write_rows(tx, current, changed)
-        if changed:
-            self._feed.notify("operations", operation.id)
-        return changed
+        def change_row(row: OperationNode) -> OperationNode:
+            return change(row, retry_at(row, now, first_s=first_s, cap_s=cap_s))
+
+        return bool(await self._tasks.change_rows(operation.id, change_row, {node_id}))
 
 
 def _why_away(outline: NodeOutline | None) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -27,16 +27,15 @@ from corral.controller.models.views import definition_of
 from corral.controller.operations.file_operations import (
     COUNTER,
     MODEL_GONE,
-    NODE_GONE,
     begun,
     failed,
     fetched,
     is_due,
     open_stage,
     version_of,
-    write_rows,
 )
-from corral.controller.operations.progress import ProgressCollector
+from corral.controller.operations.node_tasks import NodeTasks
+from corral.controller.operations.progress import NODE_GONE, ProgressCollector
 from corral.controller.operations.state import settle
 from corral.controller.operations.views import STAGE
 from corral.controller.orders.observations import OrderAccepted, OrderEnded, OrderNotSent, OrderUnconfirmed
@@ -47,10 +46,10 @@ from corral.controller.staging.calls import NO_WORKER, StageCalls
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, Failed, Invalid, NotFound, Unreachable
 from corral.kit.log import get_log
-from corral.kit.tasks import BackgroundTasks, KeyedTasks, Wake, run_every
-from corral.store.engine.transactions import Store
+from corral.kit.tasks import Wake, run_every
+from corral.store.engine.transactions import Store, Transaction
 from corral.store.records import ENDED, OperationNode, OperationNodeStatus, Scope
-from corral.store.tables import models, node_files, nodes, operation_nodes, operations, revisions
+from corral.store.tables import models, node_files, revisions
 from corral.store.tables.nodes import NodeOutline
 from corral.store.tables.operations import Operation
 
@@ -74,9 +73,6 @@ class _Prepared:
     revision: str
     definition: Definition
     files: tuple[ReplicaFile, ...] | None = None  # None: they are being fetched
-
-
-_Key = tuple[str, str]  # operation and node; for preparing an operation, the node is empty
 
 
 class Stages:
@@ -105,15 +101,14 @@ class Stages:
         self._files = files
         self._calls = calls
         self._progress = progress
-        self._leadership = leadership
         self._feed = feed
         self._clock = clock
-        self._lease = lease
         self._settings = settings
         self._interval_s = interval_s
         self._resend_s = resend_s
-        self._tasks: KeyedTasks[_Key] = KeyedTasks()
-        self._cancels = BackgroundTasks()
+        self._tasks = NodeTasks(
+            store, leadership, feed, kind=STAGE, lease=lease, cancel=self._cancel, merge=progress.merge
+        )
         self._prepared: dict[str, _Prepared] = {}
         self._results: dict[tuple[str, str, int], asyncio.Future[StageResult]] = {}
         self._wake = Wake()
@@ -122,7 +117,7 @@ class Stages:
         for counter in (COUNTER, "models", "nodes"):
             self._feed.on(counter, self._wake.set)
         await self._bus.subscribe(STAGE_RESULT, self.on_result)
-        async with self._cancels, self._tasks:
+        async with self._tasks:
             await run_every(self.name, self._interval_s, self.run_once, clock=self._clock, wake=self._wake)
 
     async def request(self, model_id: str, scope: Scope, *, by: str = "") -> str:
@@ -147,33 +142,30 @@ class Stages:
 
     async def run_once(self) -> None:
         """Start the transfers that are requested and can run now, and cancel all others."""
-        if self._leadership.epoch(self._lease) == 0:
-            for key in self._tasks.running():
-                self._tasks.cancel(key)
+        opened = await self._tasks.read_open()
+        if opened is None:
             self._prepared.clear()
             return
+        ids = opened.ids
+        self._prepared = {each: known for each, known in self._prepared.items() if each in ids}
+        if not ids:
+            return
         async with self._store.read() as tx:
-            now = await tx.now()
-            opened = await operations.list_open(tx, kind=STAGE)
-            rows = await operation_nodes.list_for(tx, [operation.id for operation in opened])
-            names = [operation.backend for operation in opened]
-            stored = {model.id: model for model in await models.list_(tx, names)} if names else {}
-            outlines = {outline.id: outline for outline in await nodes.list_outlines(tx)} if opened else {}
-        open_rows = {
-            (operation.id, row.node_id): (operation, row)
-            for operation in opened
-            for row in rows.get(operation.id, ())
-            if row.status not in ENDED
-        }
-        self._cancel_all_but(open_rows, {operation.id for operation in opened})
-        for operation in opened:
+            stored = {model.id: model for model in await models.list_(tx, [each.backend for each in opened.operations])}
+        for operation in opened.operations:
             model = stored.get(operation.backend)
             definition = definition_of(model) if model is not None else None
             if model is None or definition is None:
-                await self._settle(operation, lambda row: settle(row, OperationNodeStatus.WITHDRAWN, MODEL_GONE))
+                await self._tasks.change_rows(
+                    operation.id, lambda row: settle(row, OperationNodeStatus.WITHDRAWN, MODEL_GONE)
+                )
                 continue
-            own = [row for key, (_, row) in open_rows.items() if key[0] == operation.id]
-            await self._advance(operation, definition, model.revision, own, outlines, now)
+            own = [row for row in opened.rows.get(operation.id, ()) if row.status not in ENDED]
+            await self._advance(operation, definition, model.revision, own, opened.outlines, opened.now)
+
+    def _cancel(self, operation_id: str, node_id: str) -> Coroutine[Any, Any, None] | None:
+        known = self._prepared.get(operation_id)
+        return self._calls.cancel(node_id, operation_id, known.definition.name) if known is not None else None
 
     async def _advance(
         self,
@@ -186,14 +178,12 @@ class Stages:
     ) -> None:
         known = self._prepared.get(operation.id)
         if known is None or known.revision != revision:  # new here, or edited
-            for key in self._tasks.running():
-                if key[0] == operation.id:
-                    self._tasks.cancel(key)
+            self._tasks.cancel_operation(operation.id)
             known = self._prepared[operation.id] = _Prepared(revision, definition)
         ready, absent = [], []
         for row in rows:
             outline = outlines.get(row.node_id)
-            if outline is not None and (operation.id, row.node_id) in self._tasks.running():
+            if outline is not None and self._tasks.is_running(operation.id, row.node_id):
                 continue
             if outline is None or _why_waiting(outline):
                 absent.append((row, outline))
@@ -201,30 +191,16 @@ class Stages:
                 ready.append(row)
         if absent:
             reasons = {row.node_id: _why_waiting(outline) if outline else "" for row, outline in absent}
-            await self._settle(operation, partial(_wait_for_node, reasons=reasons), set(reasons))
+            await self._tasks.change_rows(operation.id, partial(_wait_for_node, reasons=reasons), set(reasons))
         if not ready:
             return
         if known.files is None:
-            key = (operation.id, "")
-            self._tasks.start(key, partial(self._prepare, operation, known), name=f"prepare {operation.backend}")
+            work = partial(self._prepare, operation, known)
+            self._tasks.start(operation.id, "", work, name=f"prepare {operation.backend}")
             return
         for row in ready:
-            key = (operation.id, row.node_id)
             work = partial(self._run, operation, row, known, now)
-            self._tasks.start(key, work, name=f"stage {operation.backend} on {row.node_name}")
-
-    def _cancel_all_but(self, open_rows: Mapping[_Key, tuple[Operation, OperationNode]], opened: set[str]) -> None:
-        for key in self._tasks.running():
-            operation_id, node_id = key
-            if operation_id in opened and (not node_id or key in open_rows):
-                continue
-            self._tasks.cancel(key)
-            known = self._prepared.get(operation_id)
-            if node_id and known is not None:
-                self._cancels.start(
-                    self._calls.cancel(node_id, operation_id, known.definition.name), name=f"cancel {operation_id}"
-                )
-        self._prepared = {each: known for each, known in self._prepared.items() if each in opened}
+            self._tasks.start(operation.id, row.node_id, work, name=f"stage {operation.backend} on {row.node_name}")
 
     async def _prepare(self, operation: Operation, known: _Prepared) -> None:
         """Have the files on the controller; a linked operation shows that."""
@@ -234,7 +210,7 @@ class Stages:
             return replace(row, status=OperationNodeStatus.QUEUED, reason=PREPARING) if row.status in at_rest else row
 
         try:
-            await self._settle(operation, preparing)
+            await self._tasks.change_rows(operation.id, preparing)
             files = await self._files.ensure(known.definition)
             if not files:
                 raise Invalid(NO_FILES)
@@ -256,7 +232,7 @@ class Stages:
             def fail(row: OperationNode) -> OperationNode:
                 return failed(row, error, now, first_s=settings.retry_first_s, cap_s=settings.retry_cap_s)
 
-            await self._settle(operation, fail, {node_id} if node_id else None)
+            await self._tasks.change_rows(operation.id, fail, {node_id} if node_id else None)
         except CorralError as problem:  # of the store: a later pass does it again
             log.warning("staging postponed", operation=operation.id, error=problem.message)
 
@@ -281,7 +257,7 @@ class Stages:
             found.append(row if _continues(row, revision) else begun(row, revision))
             return found[0]
 
-        await self._settle(operation, begin, {node_id})
+        await self._tasks.change_rows(operation.id, begin, {node_id})
         return found[0] if found else None
 
     async def _stage(self, operation: Operation, row: OperationNode, known: _Prepared, now: datetime) -> None:
@@ -302,9 +278,15 @@ class Stages:
                 await node_files.seen(tx, digests)
         note = self._progress.sources_text(operation.id, row.node_id)
         size_bytes = sum({file.digest or file.path: file.size_bytes for file in files}.values())
-        await self._settle(
-            operation, lambda each: replace(fetched(each, size_bytes), reason=note), {row.node_id}, known.revision
-        )
+
+        def succeed(each: OperationNode) -> OperationNode:
+            return replace(fetched(each, size_bytes), reason=note)
+
+        async def is_current(tx: Transaction) -> bool:
+            model = await models.find(tx, operation.backend)
+            return model is not None and model.revision == known.revision
+
+        await self._tasks.change_rows(operation.id, succeed, {row.node_id}, only_if=is_current)
         log.info("files staged", model=operation.backend, node=row.node_name, operation=operation.id)
 
     async def _outcome(self, operation: Operation, row: OperationNode, files: tuple[ReplicaFile, ...]) -> StageResult:
@@ -336,34 +318,6 @@ class Stages:
                     return waiting.result()
         finally:
             del self._results[key]
-
-    async def _settle(
-        self,
-        operation: Operation,
-        change: Callable[[OperationNode], OperationNode],
-        node_ids: set[str] | None = None,
-        revision: str = "",
-    ) -> list[OperationNode]:
-        """Change the rows that have not ended, of these nodes or all; return the changed ones. With `revision`: only if
-        the model was not edited meanwhile."""
-        async with self._store.write() as tx:
-            await revisions.hold(tx, RULES)
-            await self._leadership.require(tx, self._lease)
-            current = await operations.find(tx, operation.id)
-            if current is None or current.finished_at is not None:
-                return []
-            if revision:
-                model = await models.find(tx, operation.backend)
-                if model is None or model.revision != revision:
-                    return []
-            rows = self._progress.merge(operation.id, await operation_nodes.list_(tx, operation.id))
-            chosen = [row for row in rows if row.status not in ENDED and (node_ids is None or row.node_id in node_ids)]
-            changed = [after for row in chosen if (after := change(row)) != row]
-            if changed:
-                await write_rows(tx, current, changed)
-        if changed:
-            self._notify(operation.id)
-        return changed
 
     def _notify(self, operation_id: str) -> None:
         self._feed.notify(COUNTER, operation_id)
