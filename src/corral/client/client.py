@@ -12,14 +12,12 @@ from corral.kit.errors import NotFound
 if TYPE_CHECKING:
     from corral.client.resources.backends import BackendsApi
     from corral.client.resources.bundles import Bundles
-    from corral.client.resources.fleet import FleetFiles, Keys, Requests, Tokens, WhyApi
+    from corral.client.resources.fleet import FleetFiles, Keys, ReleasesApi, Requests, Tokens, WhyApi
     from corral.client.resources.loads import Loads
     from corral.client.resources.logs import Logs
     from corral.client.resources.models import Models, Uploads
     from corral.client.resources.nodes import Nodes
-    from corral.client.resources.operations import Operations
-    from corral.client.resources.releases import ReleasesApi
-    from corral.client.resources.rollouts import RolloutsApi
+    from corral.client.resources.operations import Operations, RolloutsApi
     from corral.contract.admin import Cluster, GalleryView
 
 
@@ -109,13 +107,13 @@ class Client(ApiConnection):
 
     @cached_property
     def releases(self) -> ReleasesApi:
-        from corral.client.resources.releases import ReleasesApi
+        from corral.client.resources.fleet import ReleasesApi
 
         return ReleasesApi(self)
 
     @cached_property
     def rollouts(self) -> RolloutsApi:
-        from corral.client.resources.rollouts import RolloutsApi
+        from corral.client.resources.operations import RolloutsApi
 
         return RolloutsApi(self)
 

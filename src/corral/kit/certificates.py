@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from corral.kit.hosts import is_address
+
 _SKEW = timedelta(hours=1)  # clocks differ: a certificate must not be "not yet valid" on a machine that is behind
 _CA_LIFE = timedelta(days=3650)
 
@@ -85,7 +87,7 @@ def covers(names: Iterable[str], host: str) -> bool:
     """Whether a certificate with these names is valid for a host name; `*` stands for one label. Addresses are not
     covered: a client that asks for an address does not tell the server so."""
     wanted = host.rstrip(".").lower()
-    if not wanted or _is_address(wanted):
+    if not wanted or is_address(wanted):
         return False
     known = {name.lower() for name in names}
     return wanted in known or f"*.{wanted.partition('.')[2]}" in known
@@ -93,7 +95,7 @@ def covers(names: Iterable[str], host: str) -> bool:
 
 def host_names_of(certificate_pem: str) -> tuple[str, ...]:
     """Without addresses; names with `*` come last."""
-    found = (name.lower() for name in subject_names(certificate_pem) if not _is_address(name))
+    found = (name.lower() for name in subject_names(certificate_pem) if not is_address(name))
     return tuple(sorted(found, key=lambda name: ("*" in name, name)))
 
 
@@ -165,14 +167,6 @@ def _is_self_signed(request: x509.CertificateSigningRequest) -> bool:
 
 def _numbers(key: object) -> object:
     return key.public_numbers() if isinstance(key, ec.EllipticCurvePublicKey) else None
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _general_name(name: str) -> x509.GeneralName:

@@ -16,6 +16,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_address(host: str) -> bool:
+    """Whether this is an IP address, not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_in_clear(url: str) -> bool:
     """Whether requests to this URL cross a network without encryption."""
     return url.startswith("http://") and not is_loopback(urlsplit(url).hostname or "")

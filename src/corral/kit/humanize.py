@@ -1,13 +1,16 @@
-"""Values as people read them: sizes, long texts on one line, YAML."""
+"""Values as people read them: sizes, long texts on one line, YAML, suggestions for a misspelt name."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 _BYTE_COUNT = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,9})?)\s*(?P<unit>|b|[kmgt]i?b?)(?:/s)?")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_MAX_NAME = 255  # comparing takes quadratic time, and a name from a URL may be 60 kB long
+_MIN_NAME_PART = 3  # shorter texts are part of too many names
 
 
 def format_bytes(count: int) -> str:
@@ -55,3 +58,29 @@ def to_yaml(document: Mapping[str, Any], *, first: str = "name") -> str:
     Dumper.add_representer(str, text)
     ordered = {key: document[key] for key in sorted(document, key=lambda key: key != first)}
     return str(yaml.dump(ordered, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120))
+
+
+def similar_names(name: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.6) -> list[str]:
+    """The known names that are spelt like `name`, the most similar first. Upper and lower case are the same."""
+    if len(name) > _MAX_NAME:
+        return []
+    by_lower = {each.lower(): each for each in known}
+    return [by_lower[each] for each in get_close_matches(name.lower(), by_lower, n=limit, cutoff=cutoff)]
+
+
+def suggest_names(name: str, known: Iterable[str], *, limit: int = 5) -> tuple[str, ...]:
+    """The similar names, then the names that contain `name`."""
+    known = tuple(known)
+    part = name.lower()
+    containing = [each for each in known if len(part) >= _MIN_NAME_PART and part in each.lower()]
+    return tuple(dict.fromkeys((*similar_names(name, known, limit=limit), *containing)))[:limit]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message, with the similar names."""
+    return format_suggestions(similar_names(name, known))
+
+
+def format_suggestions(suggestions: Sequence[str]) -> str:
+    """`; did you mean a, b?`, or nothing where there is no suggestion."""
+    return f"; did you mean {', '.join(suggestions)}?" if suggestions else ""

@@ -1,4 +1,4 @@
-"""Loops that survive errors, tasks by key, and other asyncio tools."""
+"""Loops that survive errors, tasks by key, locks by name, and other asyncio tools."""
 
 from __future__ import annotations
 
@@ -239,3 +239,32 @@ async def _cancel_all(*tasks: asyncio.Future[Any]) -> None:
         # Cancelled again after a while: `asyncio.wait_for` of Python 3.11, in some library, can swallow a cancellation.
         _, unfinished = await asyncio.wait(unfinished, timeout=1.0)
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class NameLocks:
+    """Locks by name, for objects with several names: work that shares a name is serial, first come, first served; other
+    work is parallel."""
+
+    def __init__(self) -> None:
+        self._queue: list[tuple[frozenset[str], asyncio.Event]] = []
+
+    @contextlib.asynccontextmanager
+    async def hold(self, names: frozenset[str]) -> AsyncIterator[None]:
+        """Hold these names: other holders that share a name wait until the block ends."""
+        place = (names, asyncio.Event())
+        self._queue.append(place)
+        try:
+            self._admit()
+            await place[1].wait()
+            yield
+        finally:
+            self._queue.remove(place)
+            self._admit()
+
+    def _admit(self) -> None:
+        """Admit every waiter that shares no name with one further ahead in the queue."""
+        ahead: set[str] = set()
+        for names, turn in self._queue:
+            if ahead.isdisjoint(names):
+                turn.set()
+            ahead |= names

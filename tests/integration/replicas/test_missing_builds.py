@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from corral.contract.messages.backends import NodeBackend
-from corral.controller.inventory.records import ProcessActivity
+from corral.controller.inventory.activity import ProcessActivity
 from corral.controller.replicas.lifecycle import Prerequisites
 from corral.controller.replicas.snapshot import FleetSnapshot, read_snapshot
 from corral.controller.scheduler.world import Build, BuildState, Memory

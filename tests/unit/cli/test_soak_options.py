@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corral.cli.common.declare import BadParameter
-from corral.cli.common.soak_options import soak_fields
+from corral.cli.common.options import soak_fields
 
 
 def test_only_what_was_given_is_sent() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corral.contract.models import read_definition
-from corral.controller.models.resumption import explain_resumption
+from corral.controller.models.views import explain_resumption
 
 
 @pytest.mark.parametrize(

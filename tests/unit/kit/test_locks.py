@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from corral.kit.locks import NameLocks
+from corral.kit.tasks import NameLocks
 
 
 class Worker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.kit.suggest import did_you_mean, similar_names, suggest_names
+from corral.kit.humanize import did_you_mean, similar_names, suggest_names
 
 KNOWN = ["smollm2-135m", "Qwen3-Coder", "qwen3-8b", "bert"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corral.contract.hardware import Device
 from corral.contract.loads import LoadState
-from corral.controller.inventory.records import ProcessActivity
+from corral.controller.inventory.activity import ProcessActivity
 from corral.controller.metrics.fleet import FleetMetrics, FleetState, label_devices
 from corral.controller.metrics.replicas import ReplicaMetrics
 from corral.store.records import ReplicaStage

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.controller.inventory.records import ProcessActivity
+from corral.controller.inventory.activity import ProcessActivity
 from corral.controller.orders.observations import (
     OrderAccepted,
     OrderEnded,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.controller.inventory.records import ProcessActivity
+from corral.controller.inventory.activity import ProcessActivity
 from corral.controller.replicas.lifecycle import LifecycleTimes, ReplicaHost
 from corral.controller.replicas.plan import plan_replicas
 from corral.controller.replicas.plan_input import PlanInput, PlanResult

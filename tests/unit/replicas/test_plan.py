@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.controller.inventory.records import ProcessActivity
+from corral.controller.inventory.activity import ProcessActivity
 from corral.controller.orders.observations import OrderEnded, ReplicaObservation, WorkerUnreachable
 from corral.controller.orders.order import OrderId
 from corral.controller.replicas.lifecycle import Prerequisites, ReplicaHost

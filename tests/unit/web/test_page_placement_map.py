@@ -9,8 +9,8 @@ import msgspec
 from corral.contract.admin import NodeView
 from corral.contract.hardware import Device
 from corral.contract.messages.replicas import ReplicaDevice
-from corral.controller.web.links import model_href, node_href
 from corral.controller.web.placement_map import MAX_BOXES, MAX_TILES, WIDTH, box_of, hue_of, placement_map
+from corral.controller.web.words import model_href, node_href
 from corral.store.records import DesiredReplica, ReplicaStage
 from tests.integration.store.rows import a_replica
 

@@ -15,10 +15,14 @@ from corral.cli.common.options import (
     Detach,
     DryRun,
     Json,
+    MaxErrors,
+    MaxSlowdown,
+    MinRequests,
     Yes,
     confirm,
     note_unread_galleries,
     reject_empty,
+    soak_fields,
     unknown_name,
 )
 from corral.cli.common.output import (
@@ -30,7 +34,6 @@ from corral.cli.common.output import (
     print_note,
     print_table,
 )
-from corral.cli.common.soak_options import MaxErrors, MaxSlowdown, MinRequests, soak_fields
 from corral.cli.operations.watch import (
     UP_TO_DATE,
     UP_TO_DATE_IN_READABLE_GALLERIES,

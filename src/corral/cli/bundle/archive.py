@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from corral.cli.common.transfer_bar import OnBytes
+from corral.cli.common.output import OnBytes
 from corral.contract.bundles import (
     MAX_DOCUMENT_BYTES,
     BundledBlob,

@@ -113,7 +113,7 @@ def show_bundle(
     import asyncio
 
     from corral.cli.bundle.archive import open_archive, verify
-    from corral.cli.common.transfer_bar import transfer_bar
+    from corral.cli.common.output import transfer_bar
     from corral.contract.bundles import view_of
     from corral.kit.threads import run_in_thread
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from corral.cli.bundle.archive import END, head_of, manifest_name, name_of, padding_of
-from corral.cli.common.output import print_note, printable
-from corral.cli.common.transfer_bar import OnBytes, transfer_bar
+from corral.cli.common.output import OnBytes, print_note, printable, transfer_bar
 from corral.cli.operations import watch
 from corral.contract.bundles import BundledBlob, BundlePlan, PlanBundle, digest_of_bundle, read_manifest
 from corral.kit.backoff import Backoff

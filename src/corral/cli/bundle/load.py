@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from corral.cli.bundle.archive import BundleArchive, name_of, verify
-from corral.cli.common.transfer_bar import transfer_bar
+from corral.cli.common.output import transfer_bar
 from corral.cli.models.upload import UploadSession, open_upload, send_file
 from corral.contract.installs import LocalFile, OpenUpload
 from corral.kit.errors import Failed

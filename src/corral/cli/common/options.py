@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from corral.cli.commands import CONTEXT_HELP
 from corral.cli.common import declare
@@ -18,7 +18,7 @@ from corral.cli.common.output import (
     printable,
 )
 from corral.kit.errors import CorralError
-from corral.kit.suggest import similar_names
+from corral.kit.humanize import similar_names
 
 if TYPE_CHECKING:
     from corral.client import Client
@@ -92,3 +92,31 @@ async def run_for_each(names: Sequence[str], act: Callable[[str], Awaitable[str]
             print_error(error.message)
             code = FAILED
     return code
+
+
+MaxErrors = Annotated[
+    str,
+    declare.Option(
+        "--max-errors", metavar="SHARE", help="with --soak: how much the share of failed requests may rise [2%]"
+    ),
+]
+MaxSlowdown = Annotated[
+    float | None,
+    declare.Option(
+        "--max-slowdown", metavar="TIMES", help="with --soak: how many times as slow the median may be [1.5]"
+    ),
+]
+MinRequests = Annotated[
+    int | None,
+    declare.Option("--min-requests", metavar="N", help="with --soak: requests of the old and the new to judge by [20]"),
+]
+
+
+def soak_fields(*, soak: str, max_errors: str, max_slowdown: float | None, min_requests: int | None) -> dict[str, Any]:
+    """The options of a soak that were given, as fields of the request."""
+    trial = {"soak": soak, "max_errors": max_errors, "max_slowdown": max_slowdown, "min_requests": min_requests}
+    for name in ("max_slowdown", "min_requests"):
+        value = trial[name]
+        if isinstance(value, int | float) and value <= 0:
+            raise declare.BadParameter(f"--{name.replace('_', '-')} must be more than 0")
+    return {name: value for name, value in trial.items() if value}

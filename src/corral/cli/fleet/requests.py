@@ -15,7 +15,7 @@ from corral.cli.common.output import print_error, print_json, print_line, print_
 from corral.cli.fleet import request_text
 from corral.kit.durations import parse_duration_s
 from corral.kit.errors import Invalid, NotFound
-from corral.kit.suggest import similar_names
+from corral.kit.humanize import similar_names
 
 if TYPE_CHECKING:
     from corral.client import Client

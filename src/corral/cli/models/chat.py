@@ -29,7 +29,7 @@ from corral.cli.models.chat_terminal import (
 from corral.cli.models.load_progress import LoadProgress, LoadWatcher
 from corral.contract.loads import LoadState, LoadStatus
 from corral.kit.errors import CorralError, Denied, Invalid, OutcomeUnknown, Unavailable
-from corral.kit.suggest import similar_names
+from corral.kit.humanize import similar_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine

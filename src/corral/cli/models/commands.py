@@ -16,9 +16,13 @@ from corral.cli.common.options import (
     NO_MATCH_IN_READABLE_GALLERIES,
     Detach,
     Json,
+    MaxErrors,
+    MaxSlowdown,
+    MinRequests,
     Yes,
     confirm,
     note_unread_galleries,
+    soak_fields,
 )
 from corral.cli.common.output import (
     DONE,
@@ -30,7 +34,6 @@ from corral.cli.common.output import (
     print_table,
     printable,
 )
-from corral.cli.common.soak_options import MaxErrors, MaxSlowdown, MinRequests, soak_fields
 from corral.cli.models import files as model_files
 from corral.cli.models import replicas as model_replicas
 from corral.cli.models import text as model_text

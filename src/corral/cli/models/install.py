@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_if_given
-from corral.cli.common.options import Detach, Json, reject_empty
+from corral.cli.common.options import Detach, Json, MaxErrors, MaxSlowdown, MinRequests, reject_empty, soak_fields
 from corral.cli.common.output import DONE, print_json, print_note
-from corral.cli.common.soak_options import MaxErrors, MaxSlowdown, MinRequests, soak_fields
 from corral.cli.models.options import File, Recreate, Set, Soak, change_each, changes_of, print_change, read_documents
 from corral.cli.models.sources import (
     SourceOptions,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from corral.cli.common.output import print_note
-from corral.cli.common.transfer_bar import OnBytes, transfer_bar
+from corral.cli.common.output import OnBytes, print_note, transfer_bar
 from corral.contract.gguf import GgufHeader, read_header
 from corral.contract.installs import LocalFile, OpenUpload, UploadView
 from corral.kit.backoff import Backoff

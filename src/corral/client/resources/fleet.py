@@ -1,5 +1,5 @@
-"""The fleet as a whole: its file (apply, export), the explanations of `corral why`, the latest requests, API keys, and
-join tokens of new machines."""
+"""The fleet as a whole: its file (apply, export), the explanations of `corral why`, the latest requests, API keys, join
+tokens of new machines, and the releases of Corral that it is upgraded to."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from corral.client.connection import ApiConnection, segment
 from corral.contract.admin import CreateJoinToken, CreateKey, JoinTokenCreated, JoinTokenView, KeyCreated, KeyView
 from corral.contract.fleet import ApplyBody, FleetDiff, FleetFile
 from corral.contract.receipts import RequestList, RequestView, RunningList
+from corral.contract.releases import (
+    AddRelease,
+    ChangeReleaseKey,
+    FleetUpgradePlan,
+    ReleaseList,
+    ReleaseView,
+    UpgradeFleet,
+)
 from corral.contract.why import WhyModel, WhyNode, WhyOperation, WhyRollout
 
 _GALLERIES_S = 120.0  # models of galleries are looked up
+_ASK_NODES_S = 60.0
 
 
 class FleetFiles:
@@ -108,3 +117,26 @@ class Tokens:
 
     async def revoke(self, token_id: str) -> None:
         await self._api.call_raw("DELETE", f"/api/tokens/{segment(token_id)}")
+
+
+class ReleasesApi:
+    """Releases of Corral, the key that signs them, and the upgrade of the fleet."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    async def list(self) -> ReleaseList:
+        """Newest first."""
+        return await self._api.call("GET", "/api/fleet/releases", ReleaseList)
+
+    async def add(self, sha256: str, *, signed: str = "") -> ReleaseView:
+        """After the wheel was uploaded."""
+        return await self._api.call("POST", "/api/fleet/releases", ReleaseView, AddRelease(sha256, signed))
+
+    async def change_key(self, public_key: str, *, proof: str = "", is_lost: bool = False) -> ReleaseList:
+        request = ChangeReleaseKey(public_key, proof, is_lost, is_new=not public_key)
+        return await self._api.call("PUT", "/api/fleet/release-key", ReleaseList, request)
+
+    async def upgrade(self, request: UpgradeFleet) -> FleetUpgradePlan:
+        """The plan; with an operation unless it is a dry run."""
+        return await self._api.call("POST", "/api/fleet/upgrade", FleetUpgradePlan, request, timeout_s=_ASK_NODES_S)

@@ -1,5 +1,6 @@
 """Operations: requested changes of backends, their progress per node, and how to control them
-(docs/reference/wire/operations.md)."""
+(docs/reference/wire/operations.md). Rollouts: upgrades that proceed by hardware class (docs/reference/rollouts.md).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from corral.contract.admin import (
     PlanView,
     Steered,
 )
+from corral.contract.rollouts import RolloutList, RolloutView
 
 _PAGE = 50  # operations of a thousand nodes, in one answer
 _MAX_LIMIT = 1000
@@ -84,3 +86,21 @@ def events_of(operation_id: str) -> str:
 def _path(operation_id: str, what: str, node: str = "") -> str:
     query = "?" + urlencode({"node": node}) if node else ""
     return f"/api/operations/{segment(operation_id)}/{what}{query}"
+
+
+class RolloutsApi:
+    """Upgrades that proceed by hardware class, and how to steer them."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    async def list(self) -> tuple[RolloutView, ...]:
+        """Newest first."""
+        return (await self._api.call("GET", "/api/rollouts", RolloutList)).rollouts
+
+    async def get(self, operation_id: str) -> RolloutView:
+        return await self._api.call("GET", f"/api/rollouts/{segment(operation_id)}", RolloutView)
+
+    async def steer(self, operation_id: str, action: str) -> Steered:
+        """`action`: pause, resume, promote, abort."""
+        return await self._api.call("POST", f"/api/rollouts/{segment(operation_id)}/{segment(action)}", Steered)

@@ -11,8 +11,16 @@ from dataclasses import dataclass, field
 
 from corral.bus.api import Bus, Tokens
 from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
-from corral.controller.inventory.records import ProcessActivity
 from corral.kit.clock import Clock
+
+
+@dataclass(frozen=True)
+class ProcessActivity:
+    """The requests in flight of one process, as far as they are known."""
+
+    in_flight: int = 0
+    known: bool = False  # the controller has been subscribed for long enough to have heard of a busy process
+
 
 FRESH_S = 7.0  # more than three intervals of a busy node's events
 # The leader stores when a process was last used; the other controllers keep that until one of them leads.

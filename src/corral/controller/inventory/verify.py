@@ -5,7 +5,7 @@ from __future__ import annotations
 from corral.contract.admin import BackendVerified
 from corral.controller.orders.backend_calls import BackendCalls
 from corral.kit.errors import Conflict, Failed, NotFound
-from corral.kit.suggest import did_you_mean
+from corral.kit.humanize import did_you_mean
 from corral.store.engine.transactions import Store
 from corral.store.tables import node_backends, nodes
 

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from corral.contract.hardware import Device
 from corral.contract.loads import LoadState
-from corral.controller.inventory.records import ProcessActivity
+from corral.controller.inventory.activity import ProcessActivity
 from corral.controller.metrics.labels import MAX_PAIRS, NONE, OTHER
 from corral.store.engine.transactions import Transaction
 from corral.store.records import DesiredReplica, LoadJob

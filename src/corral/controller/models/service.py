@@ -32,10 +32,16 @@ from corral.controller.models.edits import (
     refuse_if_on_trial,
 )
 from corral.controller.models.galleries import ModelGalleries
-from corral.controller.models.resumption import explain_resumption
 from corral.controller.models.schedules import COUNTER as SCHEDULES
 from corral.controller.models.suggestions import UnknownModel, misspelled_fields, unknown_model
-from corral.controller.models.views import FilesMeasured, available_view, definition_of, model_view, ready_by_model
+from corral.controller.models.views import (
+    FilesMeasured,
+    available_view,
+    definition_of,
+    explain_resumption,
+    model_view,
+    ready_by_model,
+)
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.gallery.models.definition import is_contained, merged
 from corral.kit.errors import Conflict, CorralError, Invalid, NotFound

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from corral.gallery.models.library import with_unread
 from corral.kit.errors import NotFound
-from corral.kit.suggest import format_suggestions, similar_names, suggest_names
+from corral.kit.humanize import format_suggestions, similar_names, suggest_names
 
 # The fields of a definition that Corral reads. Engines may have others: a note appears only for a similar name.
 FIELDS = (

@@ -15,7 +15,7 @@ from corral.controller.backends.upgrades import UpgradeCheck
 from corral.controller.inventory.nodes import takes_backends
 from corral.controller.operations.backend_matrix import Pending, matrix_of, pending_deletes, pending_of
 from corral.kit.errors import NotFound
-from corral.kit.suggest import did_you_mean
+from corral.kit.humanize import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.records import OperationNode
 from corral.store.tables import (

@@ -8,10 +8,10 @@ another controller takes the lease.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from corral.controller.operations.progress import Merge, write_rows
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
@@ -24,6 +24,8 @@ from corral.store.tables.nodes import NodeOutline
 from corral.store.tables.operations import Operation
 
 COUNTER = "operations"
+NEVER = datetime.min.replace(tzinfo=UTC)
+T = TypeVar("T")
 Task = Callable[[], Coroutine[Any, Any, None]]
 Change = Callable[[OperationNode], OperationNode]
 Cancel = Callable[[str, str], Coroutine[Any, Any, None] | None]
@@ -33,14 +35,19 @@ Cancel = Callable[[str, str], Coroutine[Any, Any, None] | None]
 class OpenOperations:
     """The operations of a kind that have not ended, at one moment."""
 
-    operations: Sequence[Operation]
-    rows: Mapping[str, Sequence[OperationNode]]  # by operation, also those that have ended
-    outlines: Mapping[str, NodeOutline]
-    now: datetime
+    operations: Sequence[Operation] = ()
+    rows: Mapping[str, Sequence[OperationNode]] = field(default_factory=dict)  # by operation; also those that ended
+    outlines: Mapping[str, NodeOutline] = field(default_factory=dict)
+    now: datetime = NEVER
 
     @property
     def ids(self) -> set[str]:
         return {operation.id for operation in self.operations}
+
+    def keep_open(self, known: Mapping[str, T]) -> dict[str, T]:
+        """What is known by operation, without those that have ended."""
+        ids = self.ids
+        return {operation_id: each for operation_id, each in known.items() if operation_id in ids}
 
 
 class NodeTasks:
@@ -82,12 +89,13 @@ class NodeTasks:
         finally:
             await self._cancels.__aexit__(kind, error, trace)
 
-    async def read_open(self) -> OpenOperations | None:
-        """The open operations, after the tasks for all other rows were cancelled. None: another controller leads."""
+    async def read_open(self) -> OpenOperations:
+        """The open operations, after the tasks for all other rows were cancelled; none while another controller
+        leads."""
         if self._leadership.epoch(self._lease) == 0:
             for key in self._tasks.running():
                 self._tasks.cancel(key)
-            return None
+            return OpenOperations()
         async with self._store.read() as tx:
             now = await tx.now()
             opened = await operations.list_open(tx, kind=self._kind)

@@ -32,8 +32,8 @@ from corral.controller.inventory.routing import read_routing
 from corral.controller.models.views import definition_of
 from corral.controller.rollouts.options import DEFAULT_MAX_PARALLEL, parse_max_parallel
 from corral.kit.errors import Conflict, Invalid, NotFound
+from corral.kit.humanize import did_you_mean
 from corral.kit.redact import is_redacted
-from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.records import (
     NO_SOAK,

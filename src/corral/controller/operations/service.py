@@ -37,8 +37,8 @@ from corral.controller.operations.withdrawal import describe_restored_rules
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid, NotFound
+from corral.kit.humanize import did_you_mean
 from corral.kit.log import get_log
-from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.records import ENDED, IntentStage, OperationNode, OperationNodeStatus, Scope, ScopeKind, UploadRequest
 from corral.store.tables import (

@@ -14,8 +14,8 @@ from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.transitions import NodeEvent
 from corral.controller.runtime.node_views import InFlightOf, not_counted, read_node_view, read_node_views
 from corral.kit.errors import Invalid, NotFound
+from corral.kit.humanize import did_you_mean
 from corral.kit.log import get_log
-from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.tables import node_events, node_labels, nodes, revisions
 from corral.store.tables.node_events import StatusChange

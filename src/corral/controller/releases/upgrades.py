@@ -131,11 +131,7 @@ class CorralUpgrades:
     async def run_once(self) -> None:
         """Order what may begin or go on now, and cancel all else."""
         opened = await self._tasks.read_open()
-        if opened is None:
-            self._prepared.clear()
-            return
-        ids = opened.ids
-        self._prepared = {each: known for each, known in self._prepared.items() if each in ids}
+        self._prepared = opened.keep_open(self._prepared)
         for operation in opened.operations:
             await self._advance(operation, opened.rows.get(operation.id, []), opened.outlines, opened.now)
 

@@ -20,7 +20,7 @@ from corral.contract.messages.replicas import (
     ReplicaProcess,
     ReplicaState,
 )
-from corral.controller.inventory.records import ProcessActivity
+from corral.controller.inventory.activity import ProcessActivity
 from corral.controller.orders.observations import (
     OrderAccepted,
     OrderEnded,

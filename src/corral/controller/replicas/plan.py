@@ -11,7 +11,7 @@ from dataclasses import replace
 from msgspec.structs import replace as changed
 
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
-from corral.controller.inventory.records import ProcessActivity
+from corral.controller.inventory.activity import ProcessActivity
 from corral.controller.replicas.lifecycle import (
     Keep,
     Prerequisites,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
-from corral.controller.inventory.records import ProcessActivity
+from corral.controller.inventory.activity import ProcessActivity
 from corral.controller.replicas.lifecycle import ReplicaHost
 from corral.controller.scheduler import world as scheduler
 from corral.store.records import DesiredReplica, ReplicaStage

@@ -16,9 +16,8 @@ from corral.controller.backends.catalogue import MachineKind
 from corral.controller.backends.rules import Unwanted, Wanted, fold, without_overruled
 from corral.controller.backends.world import TargetKey
 from corral.controller.files.required_files import current_files, is_archive, is_member, parse_member
-from corral.controller.inventory.activity import ActivityTracker
+from corral.controller.inventory.activity import ActivityTracker, ProcessActivity
 from corral.controller.inventory.installed import find_installed, names_in
-from corral.controller.inventory.records import ProcessActivity
 from corral.controller.models.views import definition_of
 from corral.controller.replicas.builds import Builds
 from corral.controller.replicas.lifecycle import Prerequisites, ReplicaHost

@@ -13,7 +13,7 @@ from msgspec.structs import replace as changed
 
 from corral.contract.models import Definition
 from corral.contract.why import WhyModel, WhyNode
-from corral.controller.models.resumption import Resumption, explain_resumption
+from corral.controller.models.views import Resumption, explain_resumption
 from corral.controller.replicas.loads import LoadService
 from corral.controller.replicas.scheduler_replicas import scheduler_replicas
 from corral.controller.replicas.snapshot import FleetSnapshot, SnapshotReader

@@ -143,12 +143,8 @@ class Stages:
     async def run_once(self) -> None:
         """Start the transfers that are requested and can run now, and cancel all others."""
         opened = await self._tasks.read_open()
-        if opened is None:
-            self._prepared.clear()
-            return
-        ids = opened.ids
-        self._prepared = {each: known for each, known in self._prepared.items() if each in ids}
-        if not ids:
+        self._prepared = opened.keep_open(self._prepared)
+        if not opened.operations:
             return
         async with self._store.read() as tx:
             stored = {model.id: model for model in await models.list_(tx, [each.backend for each in opened.operations])}

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from corral.contract.admin import Cluster, NodeView
-from corral.controller.web.links import node_href
 from corral.controller.web.rows import STATUSES, NodeRow, row_of
-from corral.controller.web.words import ago, counted, listed, parse_moment
+from corral.controller.web.words import ago, counted, listed, node_href, parse_moment
 
 _SHOWN_OF_A_KIND = 5
 

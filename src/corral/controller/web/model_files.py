@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from corral.contract.admin import OperationNodeView, OperationView
 from corral.contract.catalogue import ModelFilesView, ModelFileView, NodeFilesView
 from corral.contract.installs import shown_uri
-from corral.controller.web.links import model_href, node_href
 from corral.controller.web.operations import amount_of, sources_of
-from corral.controller.web.words import size, used_of
+from corral.controller.web.words import model_href, node_href, size, used_of
 
 NODES_SHOWN = 100  # those whose files move come first, then those that lack some
 FILES_SHOWN = 50

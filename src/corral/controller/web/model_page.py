@@ -15,13 +15,13 @@ from corral.controller.replicas.listing import ReplicaListing
 from corral.controller.replicas.loads import LoadService
 from corral.controller.samples.service import SampleService
 from corral.controller.web.charts import OF_FLEET, charts_of, range_links
-from corral.controller.web.links import model_href
 from corral.controller.web.model_details import revision_lines, snippets
 from corral.controller.web.models import line_of
 from corral.controller.web.navigation import MODELS
 from corral.controller.web.overview_page import Span, known_range
 from corral.controller.web.page_context import Gone, Page, PageContext, Shown
 from corral.controller.web.requests import request_lines
+from corral.controller.web.words import model_href
 from corral.kit.humanize import to_yaml
 
 Name = Annotated[str, Parameter(max_length=255)]

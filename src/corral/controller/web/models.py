@@ -13,9 +13,8 @@ import msgspec
 
 from corral.contract.catalogue import ModelView, ScheduleView
 from corral.contract.loads import LoadState, LoadStatus
-from corral.controller.web.links import model_href, node_href
 from corral.controller.web.list_filter import Chip, ListFilter, window
-from corral.controller.web.words import ago, counted, parse_moment, size, until, used_of
+from corral.controller.web.words import ago, counted, model_href, node_href, parse_moment, size, until, used_of
 
 SHOWN = 50
 REPLICAS_SHOWN = 30  # of one model; those that are not simply ready come first where there are more

@@ -10,10 +10,9 @@ from typing import Any
 from corral.contract.admin import BackendMatrix, NodeView
 from corral.contract.hardware import Device
 from corral.contract.labels import BUILT_IN_LABELS
-from corral.controller.web.links import backend_href, model_href
 from corral.controller.web.matrix import Cell, cell_of
 from corral.controller.web.placement_map import hue_of
-from corral.controller.web.words import ago, counted, listed, parse_moment, size, used_of
+from corral.controller.web.words import ago, backend_href, counted, listed, model_href, parse_moment, size, used_of
 from corral.store.records import DesiredReplica, ReplicaStage
 from corral.store.tables.node_events import StatusChange
 

@@ -16,7 +16,6 @@ from corral.controller.replicas.listing import ReplicaListing
 from corral.controller.samples.service import SampleService
 from corral.controller.staging.locations import FileLocations
 from corral.controller.web.charts import OF_NODE, charts_of, measured, range_links
-from corral.controller.web.links import node_href
 from corral.controller.web.model_files import node_files_table
 from corral.controller.web.navigation import NODES
 from corral.controller.web.node_details import backends_on, device_lines, history_lines, node_facts, replica_lines
@@ -25,6 +24,7 @@ from corral.controller.web.page_context import Gone, Page, PageContext, Shown
 from corral.controller.web.pages import load_pages
 from corral.controller.web.placement_map import box_of
 from corral.controller.web.rows import row_of
+from corral.controller.web.words import node_href
 
 Name = Annotated[str, Parameter(max_length=255)]
 

@@ -9,9 +9,19 @@ from datetime import datetime
 
 from corral.contract.admin import OperationHistory, OperationNodeView, OperationRecord, OperationView
 from corral.controller.operations.views import CORRAL_UPGRADE, UPLOAD
-from corral.controller.web.links import backend_href, model_href, node_href
 from corral.controller.web.list_filter import Chip, ListFilter, window
-from corral.controller.web.words import ago, counted, parse_moment, size, took, until, used_of
+from corral.controller.web.words import (
+    ago,
+    backend_href,
+    counted,
+    model_href,
+    node_href,
+    parse_moment,
+    size,
+    took,
+    until,
+    used_of,
+)
 
 NODES_SHOWN = 100  # of one operation at a time
 _FILTERED_FROM = 20  # nodes; fewer are seen at a glance

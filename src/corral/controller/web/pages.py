@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from litestar import Response
 
 from corral.controller.web.assets import Assets, load_assets
-from corral.controller.web.links import model_href, node_href
+from corral.controller.web.words import model_href, node_href
 
 # No inline script or style anywhere: a name that slips through unescaped still runs nothing.
 CONTENT_POLICY = (

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from corral.contract.admin import NodeView
 from corral.contract.hardware import Device
-from corral.controller.web.links import model_href, node_href
-from corral.controller.web.words import counted, size, used_of
+from corral.controller.web.words import counted, model_href, node_href, size, used_of
 from corral.store.records import DesiredReplica, ReplicaStage
 
 WIDTH = 300.0

@@ -10,8 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from corral.contract.receipts import RequestView, RunningView, is_failure, parse_statuses
-from corral.controller.web.links import model_href, node_href
-from corral.controller.web.words import ago, parse_moment
+from corral.controller.web.words import ago, model_href, node_href, parse_moment
 from corral.kit.humanize import times
 
 STATUS_CLASSES = ("4xx", "5xx")

@@ -9,8 +9,7 @@ from datetime import datetime
 
 from corral.contract.admin import NodeView
 from corral.contract.node_problem import main_problem
-from corral.controller.web.links import node_href
-from corral.controller.web.words import ago, parse_moment, used_of
+from corral.controller.web.words import ago, node_href, parse_moment, used_of
 
 STATUSES = ("healthy", "pending", "unhealthy", "draining", "offline")  # in the order of the filter's buttons
 _LABELS_SHOWN = 3

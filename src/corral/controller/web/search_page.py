@@ -14,12 +14,11 @@ from corral.controller.api.overview import Overview
 from corral.controller.models.service import Models
 from corral.controller.operations.backend_views import BackendViews
 from corral.controller.operations.service import Operations
-from corral.controller.web.links import model_href, node_href
 from corral.controller.web.navigation import BACKENDS, OPERATIONS
 from corral.controller.web.operations import lines_of
 from corral.controller.web.page_context import Page, PageContext, Shown
 from corral.controller.web.search import MAX_OF_A_KIND, MAX_ON_THE_PAGE, Candidate, search
-from corral.controller.web.words import counted
+from corral.controller.web.words import counted, model_href, node_href
 
 Query = Annotated[str, Parameter(max_length=200)]
 

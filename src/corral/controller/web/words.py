@@ -1,10 +1,13 @@
-"""Numbers and moments as the page says them. Pure. `static/words.js` says the same; a browser test compares them."""
+"""Numbers, moments and links as the page writes them. Pure. `static/words.js` does the same; a browser test compares
+them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from urllib.parse import quote
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -83,3 +86,19 @@ def _short(count: int, step: int) -> str:
     value = count / 1024**step
     tenths = 10 if value < 10 else 1
     return f"{math.floor(value * tenths + 0.5) / tenths:g}"
+
+
+_AS_BROWSERS_DO = "!'()*"  # what `encodeURIComponent` leaves alone beside letters, digits and -_.~
+
+
+def node_href(name: str) -> str:
+    return f"/nodes/{quote(name, safe=_AS_BROWSERS_DO)}"
+
+
+def model_href(name: str) -> str:
+    """A slash in the name stays: it reads better, and the route takes the rest of the path."""
+    return f"/models/{quote(name, safe='/' + _AS_BROWSERS_DO)}"
+
+
+def backend_href(name: str) -> str:
+    return f"/fleet/backends#backend-{quote(name, safe=_AS_BROWSERS_DO)}"

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from corral.contract.hardware import DISABLED
 from corral.gallery.backends.compatibility import is_listed
 from corral.gallery.backends.entries import BackendEntry, BackendIndex
-from corral.kit.suggest import format_suggestions, suggest_names
+from corral.kit.humanize import format_suggestions, suggest_names
 
 _NEAREST = 5
 _NONE: Mapping[str, str] = MappingProxyType({})

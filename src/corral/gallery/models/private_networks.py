@@ -8,6 +8,7 @@ import socket
 from urllib.parse import urlsplit
 
 from corral.kit.errors import Invalid
+from corral.kit.hosts import is_address
 
 
 async def refuse_private(url: str) -> None:
@@ -17,7 +18,7 @@ async def refuse_private(url: str) -> None:
     A name that cannot be resolved here is accepted: a proxy may resolve it."""
     host = urlsplit(url).hostname or ""
     try:
-        addresses = [host] if _is_address(host) else await _resolve(host)
+        addresses = [host] if is_address(host) else await _resolve(host)
     except OSError:
         return
     if any(not ipaddress.ip_address(address.partition("%")[0]).is_global for address in addresses):
@@ -32,11 +33,3 @@ def same_host(url: str, other: str) -> bool:
 async def _resolve(host: str) -> list[str]:
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [str(place[4][0]) for place in found]
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

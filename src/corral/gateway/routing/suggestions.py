@@ -11,7 +11,7 @@ from heapq import nlargest
 from itertools import pairwise
 
 from corral.gateway.view.fleet import Client
-from corral.kit.suggest import similar_names
+from corral.kit.humanize import similar_names
 
 MAX_SUGGESTIONS = 3
 _MAX_COMPARED_CHARACTERS = 100

@@ -21,9 +21,9 @@ from corral.contract.messages.backends import NodeBackend, Phase
 from corral.contract.sources import FILE, OCIFILE, PYPI, Source
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Conflict, CorralError, Denied, Invalid, NotFound
-from corral.kit.locks import NameLocks
 from corral.kit.log import get_log
 from corral.kit.single_flight import SingleFlight
+from corral.kit.tasks import NameLocks
 from corral.kit.threads import run_in_thread, run_uncancelled
 from corral.worker.installer.folder import BackendFolder
 from corral.worker.installer.inventory import (

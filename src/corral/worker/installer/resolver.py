@@ -18,7 +18,7 @@ from corral.gallery.backends.resolver import Resolver
 from corral.gallery.galleries import Gallery, parse_galleries
 from corral.kit.clock import Clock
 from corral.kit.errors import Failed, Invalid
-from corral.kit.suggest import format_suggestions
+from corral.kit.humanize import format_suggestions
 from corral.worker.installer.names import check_name
 from corral.worker.installer.requests import InstallRequest
 

@@ -26,9 +26,9 @@ from corral.blobs.serving.http_request import RangeNotSatisfiable, choose_range
 from corral.contract.codec import encode
 from corral.contract.http import BodyBroken, BodyTooLarge, Headers, Request, Responder
 from corral.kit.errors import Invalid, reason_of
-from corral.kit.locks import NameLocks
 from corral.kit.log import get_log
 from corral.kit.single_flight import SingleFlight
+from corral.kit.tasks import NameLocks
 from corral.kit.threads import run_in_thread, run_uncancelled
 from corral.worker.ingress.logs import send_text
 from corral.worker.ingress.responses import JSON, TEXT

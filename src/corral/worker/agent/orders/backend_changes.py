@@ -12,8 +12,8 @@ import msgspec
 
 from corral.blobs.progress import OnProgress, Progress
 from corral.contract.messages.backends import InstallBackend, Phase, UpgradeBackend
-from corral.kit.locks import NameLocks
 from corral.kit.log import get_log
+from corral.kit.tasks import NameLocks
 from corral.worker.agent.orders.replacement import ProcessReplacer, StillRunning, successor
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.inventory import InstalledBackend
