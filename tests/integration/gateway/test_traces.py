@@ -189,6 +189,35 @@ async def test_the_trace_of_a_client_goes_on_to_the_backend(fleet: TracedFleet, 
     assert "traceparent" not in await fleet.ask(gateway)
 
 
+async def test_a_gateway_that_does_not_follow_its_clients_says_so_to_workers(
+    fleet: TracedFleet, tmp_path: Path
+) -> None:
+    """On the general path, which the first requests take, and on the fast path."""
+    await fleet.serve(tiny(tmp_path / "tiny"))
+    gateway = await fleet.gateway(traces_follow_clients=False)
+    headers = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=1"}
+    for _ in range(5):
+        seen = await fleet.ask(gateway, headers=headers)
+        version, trace_id, span_id, flags = seen["traceparent"].split("-")
+        assert (version, trace_id, flags) == ("00", TRACE, "00")
+        assert span_id != SPAN, "a changed flag needs a new id"
+        assert seen["tracestate"] == "vendor=1"
+    assert fleet.site.routes.fast_path.ended[200] >= 3
+    await fleet.ask(gateway)  # traced, after the others
+    assert {each.trace_id for each in await fleet.spans(3)} != {TRACE}
+
+
+async def test_the_state_of_another_trace_is_not_passed_on_with_ours(fleet: TracedFleet, tmp_path: Path) -> None:
+    await fleet.serve(tiny(tmp_path / "tiny"))
+    gateway = await fleet.gateway()
+    for number in range(5):
+        seen = await fleet.ask(gateway, headers={"tracestate": "vendor=1"})
+        spans = (await fleet.spans(3 * (number + 1)))[-3:]
+        assert seen["traceparent"].split("-")[1] in {each.trace_id for each in spans}
+        assert "tracestate" not in seen
+    assert fleet.site.routes.fast_path.ended[200] >= 3
+
+
 async def test_without_traces_the_header_of_a_client_is_passed_on(fleet: TracedFleet, tmp_path: Path) -> None:
     await fleet.serve(tiny(tmp_path / "tiny"))
     gateway = await fleet.gateway(traces_endpoint="")

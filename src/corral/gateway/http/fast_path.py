@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from corral.contract.http import KnownHead, Patience, PreparedForward, Request, Responder, Tap
 from corral.gateway.http.auth import authenticate
 from corral.gateway.http.forward import ForwardTag, TracedTag
-from corral.gateway.http.headers import HIDDEN_FROM_REPLICA, for_replica
+from corral.gateway.http.headers import HIDDEN_FROM_REPLICA, HIDDEN_WITHOUT_PARENT, for_replica
 from corral.gateway.http.inference_api import INFERENCE_PATHS
 from corral.gateway.http.model_field import read_fast
 from corral.gateway.http.rate_limits import KeyLimiter, Limiters
@@ -26,7 +26,7 @@ from corral.gateway.responses import Response
 from corral.gateway.routing.replicas import Route
 from corral.gateway.routing.request import RouteRequest
 from corral.gateway.view.fleet import Client, Fleet, FleetSource
-from corral.kit.tracing.context import TRACEPARENT
+from corral.kit.tracing.context import TRACEPARENT, TRACESTATE
 
 MAX_POLICIES = 1024
 MAX_FORWARDS = 64  # per head; with more replicas of one model some forwards are prepared again
@@ -116,10 +116,9 @@ class InferenceFastPath:
             policy.route = route
         self._counts.in_flight += 1
         spans = self._spans
-        if spans is not None and (traceparent or spans.is_sampled()):
-            trace = spans.start_below(traceparent) if traceparent else spans.start_new()
-            if trace is not None and policy.forward is not None:
-                return _traced(policy.forward, trace)
+        if spans is not None and (traceparent or spans.is_sampled()) and policy.forward is not None:
+            forward = policy.forward
+            return _forward_below(forward, traceparent, spans) if traceparent else _forward_first(forward, spans)
         return policy.forward
 
     def on_response(
@@ -216,6 +215,31 @@ class InferenceFastPath:
                 policy.forwards.clear()
             policy.forwards[route] = forward
         return forward
+
+
+def _forward_below(forward: PreparedForward, traceparent: bytes, spans: RequestSpans) -> PreparedForward:
+    """Of a request with this `traceparent`."""
+    trace = spans.start_below(traceparent)
+    if trace is not None:
+        return _traced(forward, trace)
+    declined = spans.decline_below(traceparent)
+    return forward.with_traceparent(declined, forward.tag) if declined else forward
+
+
+def _forward_first(forward: PreparedForward, spans: RequestSpans) -> PreparedForward:
+    """Of a request that begins a trace: a client's `tracestate` belongs to another one."""
+    head = forward.head
+    if any(name == TRACESTATE for name, _ in head.headers):
+        alone = head.prepare_forward(
+            forward.target,
+            path=forward.path,
+            strip=HIDDEN_WITHOUT_PARENT,
+            add=forward.add,
+            patience=forward.patience,
+        )
+        alone.tag = forward.tag
+        forward = alone
+    return _traced(forward, spans.start_new())
 
 
 def _traced(forward: PreparedForward, trace: RequestTrace) -> PreparedForward:

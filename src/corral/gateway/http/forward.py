@@ -104,6 +104,7 @@ class _RequestOutcome:
     limiter: KeyLimiter | None
     tap: UsageTap
     trace: RequestTrace | None = None
+    traceparent: bytes = b""  # in place of the client's; empty: the client's is passed on
     attempts: int = 0
     is_repeated: bool = False  # sent again although the first process may have started to work on it
     status: int = 500
@@ -152,6 +153,7 @@ class Forwarder:
 
     async def forward(self, request: Request, responder: Responder, inference: InferenceRequest) -> int:
         """Returns the status that was sent."""
+        trace, traceparent = self._start_trace(request)
         outcome = _RequestOutcome(
             inference.client,
             inference.model,
@@ -159,9 +161,17 @@ class Forwarder:
             inference.wait_times or WaitTimes(),
             inference.limiter,
             UsageTap(),
-            None if self._spans is None else self._spans.start(request.headers, request.method),
+            trace,
+            traceparent,
         )
         return await self._run(request, responder, outcome, inference, None)
+
+    def _start_trace(self, request: Request) -> tuple[RequestTrace | None, bytes]:
+        """The trace of a request, and the `traceparent` for its replica in place of the client's."""
+        if self._spans is None:
+            return None, b""
+        trace = self._spans.start(request.headers, request.method)
+        return trace, self._spans.decline(request.headers) if trace is None else trace.client.traceparent()
 
     async def forward_prepared(
         self, prepared: PreparedForward, request: Request, responder: Responder, elapsed_s: float
@@ -178,6 +188,7 @@ class Forwarder:
             tag.limiter,
             tap if isinstance(tap, UsageTap) else UsageTap(),
             tag.trace,
+            b"" if self._spans is None else prepared.traceparent,
         )
         return await self._run(request, responder, outcome, None, tag.route)
 
@@ -261,8 +272,8 @@ class Forwarder:
         return await responder.relay(
             route.target,
             path=route.path,
-            strip=HIDDEN_FROM_REPLICA if outcome.trace is None else hidden_from_replica(request.headers),
-            add=for_replica(route.ingress_token, outcome.trace.client.traceparent() if outcome.trace else b""),
+            strip=hidden_from_replica(request.headers) if outcome.traceparent else HIDDEN_FROM_REPLICA,
+            add=for_replica(route.ingress_token, outcome.traceparent),
             body=None if inference is None else await _body_for(route, inference),
             tap=outcome.tap,
             response_headers=(*self._cors.headers(request), *self._route_headers(route)),
@@ -290,8 +301,8 @@ class Forwarder:
             return await responder.relay(
                 route.target,
                 path=route.path,
-                strip=HIDDEN_FROM_REPLICA if outcome.trace is None else hidden_from_replica(inference.request.headers),
-                add=for_replica(route.ingress_token, outcome.trace.client.traceparent() if outcome.trace else b""),
+                strip=hidden_from_replica(inference.request.headers) if outcome.traceparent else HIDDEN_FROM_REPLICA,
+                add=for_replica(route.ingress_token, outcome.traceparent),
                 body=body,
                 tap=outcome.tap,
                 patience=self._patience,

@@ -18,14 +18,14 @@ _CLIENT_ONLY = (b"authorization", b"x-api-key", b"cookie", b"origin", b"referer"
 HIDDEN_FROM_REPLICA = Strip((*_CLAIMS, *_CLIENT_ONLY), _CLAIM_PREFIXES)
 
 
-# Of a traced request: the gateway's own `traceparent` takes the place of the client's. Without a valid one,
+# Where the gateway's own `traceparent` takes the place of the client's. Without a valid one of the client, its
 # `tracestate` means nothing.
 HIDDEN_WITH_PARENT = Strip((*HIDDEN_FROM_REPLICA.names, TRACEPARENT), HIDDEN_FROM_REPLICA.prefixes)
 HIDDEN_WITHOUT_PARENT = Strip((*HIDDEN_WITH_PARENT.names, TRACESTATE), HIDDEN_FROM_REPLICA.prefixes)
 
 
 def hidden_from_replica(headers: Headers) -> Strip:
-    """The client's headers that the replica of a traced request does not get."""
+    """The client's headers that a replica does not get with the gateway's own `traceparent`."""
     return HIDDEN_WITHOUT_PARENT if find_parent(headers) is None else HIDDEN_WITH_PARENT
 
 
@@ -44,7 +44,7 @@ def for_controller(request: Request, gateway_key: bytes) -> Headers:
 
 
 def for_replica(ingress_token: bytes, traceparent: bytes = b"") -> Headers:
-    """A worker's ingress accepts a token that the controller signed. `traceparent`: of a traced request."""
+    """A worker's ingress accepts a token that the controller signed. `traceparent`: in place of the client's."""
     token = (b"authorization", b"Bearer " + ingress_token)
     return (token, (TRACEPARENT, traceparent)) if traceparent else (token,)
 

@@ -15,7 +15,7 @@ from corral.contract.http import Headers
 from corral.contract.receipts import Receipt
 from corral.gateway.receipts.buffer import FinishedRequest, ReceiptBuffer, ReceiptTemplate
 from corral.gateway.receipts.usage import StreamSummary, Usage, read_plain_usage
-from corral.kit.tracing.context import TraceContext
+from corral.kit.tracing.context import TraceContext, find_parent, parse_traceparent
 from corral.kit.tracing.otlp import Event, Span, SpanKind, SpanTemplate, Value, encode_span
 from corral.kit.tracing.tracer import Tracer
 
@@ -64,6 +64,14 @@ class RequestSpans:
         """For a request with this `traceparent`; None: the request is not traced."""
         server = self._tracer.start_below(traceparent)
         return None if server is None else RequestTrace(server, server.child())
+
+    def decline(self, headers: Headers) -> bytes:
+        """The `traceparent` of a request that `start` does not trace, in place of the client's; b"": the client's."""
+        return self._tracer.decline(find_parent(headers))
+
+    def decline_below(self, traceparent: bytes) -> bytes:
+        """`decline` for a request that `start_below` does not trace."""
+        return self._tracer.decline(parse_traceparent(traceparent))
 
     def record(self, trace: RequestTrace, receipt: Receipt) -> None:
         self._tracer.exporter.add(lambda: [encode_span(each) for each in build_spans(trace, receipt)])

@@ -47,6 +47,11 @@ class TraceContext(NamedTuple):
         return f"00-{self.trace_id}-{self.span_id}-01".encode()
 
 
+def not_sampled(parent: Parent) -> bytes:
+    """The `traceparent` of a request in this trace that is not traced. A changed flag needs a new id, says W3C."""
+    return f"00-{parent.trace_id}-{new_span_id()}-00".encode()
+
+
 def new_span_id() -> str:
     return f"{random.getrandbits(64) or 1:016x}"
 

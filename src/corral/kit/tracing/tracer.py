@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from corral import __version__
-from corral.kit.tracing.context import Parent, TraceContext, find_parent, parse_traceparent
+from corral.kit.tracing.context import Parent, TraceContext, find_parent, not_sampled, parse_traceparent
 from corral.kit.tracing.exporter import SpanExporter
 from corral.kit.tracing.otlp import Event, Resource, Span, SpanKind, Value, encode_span
 from corral.kit.tracing.settings import TraceSettings
@@ -48,6 +48,11 @@ class Tracer:
     def start_below(self, traceparent: bytes) -> TraceContext | None:
         """`start` for a request with this `traceparent`, on the fast path."""
         return _below(parse_traceparent(traceparent)) if self._follow_clients else None
+
+    def decline(self, parent: Parent | None) -> bytes:
+        """The `traceparent` to pass on with a request that is not traced although its client says so; b"": the
+        client's own. Workers do as this header says."""
+        return b"" if self._follow_clients or parent is None or not parent.sampled else not_sampled(parent)
 
     def join(self, headers: Sequence[tuple[bytes, bytes]]) -> TraceContext | None:
         """A span below that of the gateway; None: the gateway does not trace this request."""

@@ -69,6 +69,13 @@ def test_the_client_decides_for_requests_with_a_traceparent() -> None:
     assert (found.trace_id, found.parent_id) == (TRACE, SPAN)
     assert always.start(not_sampled) is None
     assert tracer(traces_sample=1.0, traces_follow_clients=False).start(sampled) is None
+    assert always.decline(Parent(TRACE, SPAN, sampled=True)) == b"", "it is passed on as it came"
+    deaf = tracer(traces_follow_clients=False)
+    assert deaf.decline(None) == deaf.decline(Parent(TRACE, SPAN, sampled=False)) == b""
+    declined = parse_traceparent(deaf.decline(Parent(TRACE, SPAN, sampled=True)))
+    assert declined is not None
+    assert (declined.trace_id, declined.sampled) == (TRACE, False)
+    assert declined.span_id != SPAN
     broken = always.start([(b"traceparent", b"00-broken")])
     assert broken is not None, "as without one"
     assert broken.parent_id == ""
