@@ -38,6 +38,7 @@ from corral.worker.ingress.tokens import TokenVerifier
 from corral.worker.metrics import WorkerMetrics
 from corral.worker.status import WorkerStatus
 from corral.worker.supervisor.logs import LogBook
+from tests.support.network import Machine
 
 NODE = "bench"
 CONNECTIONS = 4
@@ -66,10 +67,15 @@ class Sender:
 
 
 def serve_as_controller(
-    pipe: Connection, blobs: Path, signing_key: str, certificate: Path | None, key: Path | None
+    pipe: Connection,
+    blobs: Path,
+    signing_key: str,
+    certificate: Path | None,
+    key: Path | None,
+    host: str = "127.0.0.1",
 ) -> None:
     async def main() -> None:
-        settings = FileSettings(blob_port=0, blob_tls_cert=certificate, blob_tls_key=key)
+        settings = FileSettings(blob_port=0, blob_host=host, blob_tls_cert=certificate, blob_tls_key=key)
         public = Signer(signing_key).public_key
         async with open_blob_listener(
             settings, BlobStore(blobs), public, SystemClock(), _Member(), is_expected=lambda _digest: False
@@ -80,7 +86,7 @@ def serve_as_controller(
     uvloop.run(main())
 
 
-def serve_as_worker(pipe: Connection, blobs: Path, signing_key: str) -> None:
+def serve_as_worker(pipe: Connection, blobs: Path, signing_key: str, host: str = "127.0.0.1") -> None:
     async def main() -> None:
         tokens = TokenVerifier(time.time)
         tokens.trust(Signer(signing_key).public_key, NODE)
@@ -98,8 +104,8 @@ def serve_as_worker(pipe: Connection, blobs: Path, signing_key: str) -> None:
                 routes,
             )
             server = RelayServer(ingress)
-            port = await server.listen("127.0.0.1", 0)
-            await _answer(pipe, f"http://127.0.0.1:{port}")
+            port = await server.listen(host, 0)
+            await _answer(pipe, f"http://{host}:{port}")
             await server.drain(0.1)
 
     configure_logging(role="bench", level="error", json=False)
@@ -115,10 +121,14 @@ async def _answer(pipe: Connection, url: str) -> None:
 
 
 @contextlib.contextmanager
-def sending(serve: Serve, *args: object) -> Iterator[Sender]:
+def sending(serve: Serve, *args: object, on: Machine | None = None) -> Iterator[Sender]:
+    """`on` None: this machine."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(there, *args))
-    process.start()
+    if on is None:
+        process.start()
+    else:
+        on.run(process.start)
     try:
         yield Sender(here.recv(), here)
     finally:

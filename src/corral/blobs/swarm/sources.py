@@ -12,6 +12,7 @@ import aiohttp
 
 from corral.blobs.swarm.planner import SourceKind
 from corral.blobs.swarm.rate_limit import RateLimit
+from corral.blobs.transfer.low_water import LowWaterMark
 from corral.blobs.transfer.range_responses import (
     Append,
     ServerBusy,
@@ -116,18 +117,20 @@ class HttpSource:
     ) -> list[bytes]:
         pieces: list[bytes] = []
         size = 0
-        while size < count:
-            async with translate_errors(self.name):
-                piece = await response.content.readany()
-            if not piece:
-                raise TransferBroken(f"{self.name} closed the connection after {size} of {count} bytes")
-            size += len(piece)
-            if size > count:
-                raise TransferBroken(f"{self.name} sends more than the requested {count} bytes")
-            pieces.append(piece)
-            on_bytes(len(piece))
-            if self.limit.is_limited:
-                await self.limit.take(len(piece))
+        with LowWaterMark(response, min(count, response.content_length or count)) as mark:
+            while size < count:
+                async with translate_errors(self.name):
+                    piece = await response.content.readany()
+                if not piece:
+                    raise TransferBroken(f"{self.name} closed the connection after {size} of {count} bytes")
+                size += len(piece)
+                if size > count:
+                    raise TransferBroken(f"{self.name} sends more than the requested {count} bytes")
+                pieces.append(piece)
+                mark.on_bytes(len(piece))
+                on_bytes(len(piece))
+                if self.limit.is_limited:
+                    await self.limit.take(len(piece))
         async with translate_errors(self.name):
             if await asyncio.wait_for(response.content.readany(), self.stall_s):
                 raise TransferBroken(f"{self.name} sends more than the requested {count} bytes")
