@@ -233,6 +233,11 @@ def test_a_file_of_the_callers_machine_is_uploaded_and_answers(
     ran = fleet.cli("models", "install", str(mine), "--as", "mine", "--set", "context_size=1024", timeout_s=120)
     assert ran.returncode == 0, ran.stderr
     assert f"Q4_1, 93.8 MiB: fits on {fleet.own_node()} (RAM:" in ran.stderr
+    other = tmp_path / "other.Q4_1.gguf"
+    other.write_bytes(mine.read_bytes() + b"\0" * 32)
+    ran = fleet.cli("models", "install", str(other), "--as", "mine")
+    assert (ran.returncode, "there is a model mine already" in ran.stderr) == (1, True), ran.stderr
+    assert "Operation" not in ran.stderr, "no upload has begun"
     digest = hashlib.sha256(mine.read_bytes()).hexdigest()
     assert (blobs / "sha256" / digest).stat().st_size == mine.stat().st_size
     mine.unlink()

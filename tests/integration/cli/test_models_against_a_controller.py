@@ -15,6 +15,7 @@ from corral.cli.main import main
 from corral.cli.models import commands as models_command
 from corral.controller.backends.plan import NoBuild
 from tests.support.backend_api import Api, open_api
+from tests.support.gguf_files import LLAMA, TOKENS, gguf
 
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \S+ \[\w+ *\] ")
 
@@ -86,6 +87,16 @@ async def test_from_the_gallery_to_nothing(corral: Command) -> None:
     code, out, err = await corral("list")
     assert (code, out) == (0, "")
     assert "corral models install" in err
+
+
+async def test_a_file_is_not_uploaded_for_a_name_that_is_taken(corral: Command, tmp_path: Path) -> None:
+    (tmp_path / "taken.yaml").write_text("{name: taken, backend: mock}")
+    assert (await corral("install", "--file", str(tmp_path / "taken.yaml")))[0] == 0
+    weights = tmp_path / "small.Q4_1.gguf"
+    weights.write_bytes(gguf({**LLAMA, **TOKENS}) + bytes(4096))
+    code, _, err = await corral("install", str(weights), "--as", "taken")
+    assert (code, "there is a model taken already" in err) == (1, True), err
+    assert "Operation" not in err, "no upload has begun"
 
 
 async def test_an_entry_of_a_gallery_is_shown_though_nobody_installed_it(corral: Command) -> None:

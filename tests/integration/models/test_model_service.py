@@ -67,6 +67,22 @@ async def run_processes(store: Store, *states: tuple[str, str, str], status: str
         await node_backends.put(tx, an_inventory(node.id, processes=processes))
 
 
+async def test_a_planned_install_is_refused_as_the_install_and_changes_nothing(store: Store) -> None:
+    service = models_of(store, Told())
+    planned = await service.plan_install(mine())
+    assert (planned.changed, planned.message) == (True, "mine would be installed")
+    assert await counter(store) == 0
+    await service.install(mine())
+    planned = await service.plan_install(mine())
+    assert (planned.changed, planned.message) == (False, "mine is installed already")
+    other = InstallModel(definition={"name": "mine", "backend": "llama-cpp"})
+    with pytest.raises(Conflict, match="there is a model mine already"):
+        await service.plan_install(other)
+    planned = await service.plan_install(msgspec.structs.replace(other, replace=True))
+    assert planned.message == "mine would be replaced"
+    assert (await stored(store))[1] == ()
+
+
 async def test_the_size_of_a_model_that_declares_none_is_that_of_its_files(store: Store, tmp_path: Path) -> None:
     (tmp_path / "local.gguf").write_bytes(b"x" * 500)
     sizes = FileSizes(tmp_path, (tmp_path,))

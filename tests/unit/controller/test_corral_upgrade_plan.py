@@ -64,7 +64,7 @@ def test_progress_never_goes_backwards_and_each_attempt_begins_anew() -> None:
     half = advanced(first, UpgradeWorkerReply(state="running", phase="fetching", current_bytes=5, total_bytes=10))
     assert (half.percentage, half.phase) == (15.0, "fetching")
     built = advanced(half, UpgradeWorkerReply(state="running", phase="checking"))
-    assert (built.percentage, built.current_bytes) == (70.0, 5)
+    assert (built.percentage, built.current_bytes) == (70.0, 10), "what is built was fetched, between two replies"
     late = advanced(built, UpgradeWorkerReply(state="running", phase="building"))
     assert late.percentage == 70.0
 

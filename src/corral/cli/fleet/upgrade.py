@@ -67,6 +67,7 @@ async def upgrade_fleet(
       corral fleet upgrade --to 1.1.0 --selector tier=test
       corral fleet upgrade --wheel corral-1.2.0-py3-none-any.whl --signature corral-1.2.0.release
     """
+    from corral.contract.labels import parse_selector
     from corral.contract.releases import UpgradeFleet
 
     if to is not None and not to.strip():
@@ -75,6 +76,13 @@ async def upgrade_fleet(
         raise declare.BadParameter("give --wheel or --to, not both")
     if signature and not wheel:
         raise declare.BadParameter("--signature is of a wheel: give it with --wheel")
+    if wheel:  # what can be refused without it is, before it is uploaded and signed
+        try:
+            parse_selector(selector)
+        except ValueError as error:
+            raise declare.BadParameter(f"--selector: {error}") from error
+        if node:
+            await client.nodes.get(node)
     sha256 = await send_release(client, wheel, signature) if wheel else ""
     request = UpgradeFleet(
         sha256=sha256, version=to or "", node=node, selector=selector, max_parallel=max_parallel, dry_run=dry_run

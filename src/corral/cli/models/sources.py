@@ -86,14 +86,26 @@ async def prepare_install(
     """Upload what has to be uploaded. Returns the request with the definition."""
     from msgspec.structs import replace
 
-    if not options.quiet:
-        print_plan(planned.plan)
-    if planned.uploads:
-        await upload_files(client, planned.uploads, install_command(request.model, options))
     plan = planned.plan
+    if not options.quiet:
+        print_plan(plan)
     if "***" in to_yaml(plan.definition):  # users and passwords are hidden in answers: the controller plans once more
-        return replace(request, model="", source=request.model, quant=options.quant)
-    return replace(request, model="", name="", overrides={}, definition=plan.definition, source=plan.source)
+        ready = replace(request, model="", source=request.model, quant=options.quant)
+    else:
+        ready = replace(request, model="", name="", overrides={}, definition=plan.definition, source=plan.source)
+    if planned.uploads:
+        await _refuse_early(client, ready)
+        await upload_files(client, planned.uploads, install_command(request.model, options))
+    return ready
+
+
+async def _refuse_early(client: Client, request: InstallModel) -> None:
+    """Raises what the install would, before gigabytes are uploaded for nothing."""
+    try:
+        await client.models.install(request, plan=True)
+    except Invalid as error:
+        if "for a soak" not in error.message:  # the answer of a controller that plans only trials
+            raise
 
 
 def install_command(file: str, options: SourceOptions) -> str:

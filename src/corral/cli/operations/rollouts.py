@@ -52,7 +52,7 @@ async def list_rollouts(client: Client, as_json: Json = False) -> None:
             short_id(each.operation_id),
             each.backend or f"model {each.model}",
             each.phase,
-            each.soak or "-",
+            each.soak or "none",
             relative_time(each.started_at),
             each.message,
         )
@@ -146,8 +146,8 @@ async def _steer(client: Client, operation: str, action: str) -> None:
 
 def _details(view: RolloutView) -> list[tuple[str, str]]:
     limits = (
-        f"failed requests + {100 * view.max_errors:g} %, {view.max_slowdown:g} times as slow, "
-        f"{view.min_requests} requests of old and new"
+        f"at most {100 * view.max_errors:g} % of the requests more that fail, and at most {view.max_slowdown:g} times "
+        f"as slow; judged from {_requests(view.min_requests)} of each on"
     )
     return [
         ("id", view.operation_id),
@@ -169,11 +169,11 @@ def _details(view: RolloutView) -> list[tuple[str, str]]:
 def _trial_row(view: RolloutView, each: RolloutClassView) -> tuple[str, ...]:
     return (
         view.revision[:8],
-        each.canary,
+        each.canary or "-",
         each.state,
         f"{view.percent} %",
-        f"{each.new_requests} requests",
-        f"{each.old_requests} requests",
+        _requests(each.new_requests),
+        _requests(each.old_requests),
         _note(each),
     )
 
@@ -182,13 +182,20 @@ def _class_row(each: RolloutClassView) -> tuple[str, ...]:
     return (
         each.name,
         str(len(each.nodes)),
-        each.canary,
+        each.canary or "-",
         each.state,
-        f"{each.new_requests} requests",
-        f"{each.old_requests} requests",
+        _requests(each.new_requests),
+        _requests(each.old_requests),
         _note(each),
     )
 
 
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
+
+
 def _note(each: RolloutClassView) -> str:
-    return each.passed or each.waiting or (f"{each.deaths} processes ended" if each.deaths else "")
+    deaths = (
+        "1 process of the new build ended" if each.deaths == 1 else f"{each.deaths} processes of the new build ended"
+    )
+    return "; ".join(word for word in (each.passed or each.waiting, deaths if each.deaths else "") if word)

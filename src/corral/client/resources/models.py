@@ -50,8 +50,10 @@ class Models:
         """What an install from a source would do."""
         return await self._api.call("POST", "/api/model-plans", InstallPlan, request, timeout_s=GALLERIES_S)
 
-    async def install(self, request: InstallModel) -> ModelChanged:
-        return await self._api.call("POST", "/api/models", ModelChanged, request, timeout_s=GALLERIES_S)
+    async def install(self, request: InstallModel, *, plan: bool = False) -> ModelChanged:
+        """`plan`: only say whether it would be refused."""
+        path = "/api/models" + ("?plan=true" if plan else "")
+        return await self._api.call("POST", path, ModelChanged, request, timeout_s=GALLERIES_S)
 
     async def replace(self, model: str, request: EditModel, *, plan: bool = False) -> ModelChanged:
         """Replace the whole definition. `plan`: only say how its soak would go."""

@@ -44,6 +44,7 @@ Term = Annotated[
 ]
 DryRun = Annotated[bool, Parameter(description="Remove nothing; the response says what would be removed")]
 Plan = Annotated[bool, Parameter(description="With a soak: change nothing; the response says what would be done")]
+PlanInstall = Annotated[bool, Parameter(description="Change nothing; the response says what would be done")]
 Force = Annotated[bool, Parameter(description="Although aliases refer to the model or a file defines it")]
 
 
@@ -104,14 +105,16 @@ class ModelRoutes(Controller):
         fetches: Fetches,
         planner: InstallPlanner,
         data: InstallModel,
-        plan: Plan = False,
+        plan: PlanInstall = False,
     ) -> ModelChanged:
         by = principal_of(request).name
         if data.source and not data.definition and not data.text:
             data = await planner.resolve(data)
         if data.soak:
             return await trials.install(data, by=by, dry_run=plan)
-        _refuse_without_soak(data, plan=plan)
+        _refuse_without_soak(data, plan=False)
+        if plan:
+            return await models.plan_install(data)
         changed = await models.install(data, by=by)
         if not data.fetch:
             return changed

@@ -128,25 +128,22 @@ class Models:
             raise NotFound(await self._unknown_model_text(name))
         return found
 
+    async def plan_install(self, request: InstallModel) -> ModelChanged:
+        """Raises what `install` would; nothing is changed. A client asks before it uploads the model's files."""
+        definition, _, source = await self.resolve_request(request)
+        async with self._store.read() as tx:
+            before = await self._check_install(tx, request, definition, source)
+        same = before is not None and not request.replace
+        will = "is installed already" if same else "would be installed" if before is None else "would be replaced"
+        revision = before.revision if before is not None and same else definition.revision
+        return ModelChanged(definition.name, revision, False, f"{definition.name} {will}", not same)
+
     async def install(self, request: InstallModel, *, by: str = "") -> ModelChanged:
         """Raises Conflict when there is another model of that name, unless it is to be replaced."""
         definition, origin, source = await self.resolve_request(request)
         async with self.changing() as tx:
-            before = await models.find(tx, definition.name)
-            refuse_if_from_file(before)
-            if request.replace:
-                refuse_if_on_trial(await rollouts.find_trial(tx, definition.name))
-            same = before is not None and (before.source == source != "" or before.definition == definition.whole)
+            before = await self._check_install(tx, request, definition, source)
             if before is not None and not request.replace:
-                if not same:
-                    raise Conflict(
-                        f"there is a model {definition.name} already; edit it, replace it, or give this another name"
-                    )
-                if request.overrides and not is_contained(request.overrides, before.definition):
-                    raise Conflict(
-                        f"{definition.name} is installed with other settings: change it with "
-                        f"`corral models edit {definition.name} --set …`, or install it anew with --replace"
-                    )
                 # What was edited since stays as it was edited: asking twice must not undo that.
                 after = None
             else:
@@ -156,6 +153,26 @@ class Models:
                 await self._bump(tx, after)
         verb = "installed" if before is None else "replaced"
         return await self._changed(before, after, verb, definition)
+
+    async def _check_install(
+        self, tx: Transaction, request: InstallModel, definition: Definition, source: str
+    ) -> StoredModel | None:
+        """The model of that name. Raises Conflict if it keeps this one from being installed."""
+        before = await models.find(tx, definition.name)
+        refuse_if_from_file(before)
+        if request.replace:
+            refuse_if_on_trial(await rollouts.find_trial(tx, definition.name))
+        elif before is not None:
+            if before.definition != definition.whole and not before.source == source != "":
+                raise Conflict(
+                    f"there is a model {definition.name} already; edit it, replace it, or give this another name"
+                )
+            if request.overrides and not is_contained(request.overrides, before.definition):
+                raise Conflict(
+                    f"{definition.name} is installed with other settings: change it with "
+                    f"`corral models edit {definition.name} --set …`, or install it anew with --replace"
+                )
+        return before
 
     async def edit(self, model_id: str, request: EditModel) -> ModelChanged:
         """Raises Conflict when `row_version` is not the model's any more."""

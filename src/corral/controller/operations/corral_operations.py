@@ -100,16 +100,18 @@ def begun(row: OperationNode) -> OperationNode:
 
 def advanced(row: OperationNode, reply: UpgradeWorkerReply) -> OperationNode:
     """The row of an attempt that goes on. Progress never goes backwards."""
-    percentage = _PERCENT.get(reply.phase, row.percentage)
+    percentage, current = _PERCENT.get(reply.phase, row.percentage), reply.current_bytes
     if reply.total_bytes > 0:
         percentage = _FETCH_PERCENT * min(1.0, reply.current_bytes / reply.total_bytes)
+    elif percentage >= _FETCH_PERCENT:  # all of it was fetched, perhaps between two replies
+        current = row.total_bytes
     return replace(
         row,
         status=OperationNodeStatus.DOWNLOADING,
         reason="",
         phase=reply.phase[:64] or row.phase,
         percentage=max(row.percentage, percentage),
-        current_bytes=max(row.current_bytes, reply.current_bytes),
+        current_bytes=max(row.current_bytes, current),
         total_bytes=reply.total_bytes or row.total_bytes,
         waits=False,
     )
