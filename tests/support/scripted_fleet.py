@@ -91,6 +91,7 @@ class ScriptedFleet:
             "attention": [],
         }
         self.calls: list[tuple[str, str, Any]] = []
+        self.queries: list[tuple[str, dict[str, str]]] = []
         self.streams: list[list[bytes]] = []  # each connection to /api/events is played the next of these, then closed
         self.operations: list[dict[str, Any]] = []  # as `GET /api/operations/:id` shows them
         self.told: list[list[dict[str, Any]]] = []  # the same for streams of one operation: views, then closed
@@ -129,6 +130,7 @@ class ScriptedFleet:
             return await self._wait_until_alone()
         body = json.loads(await request.text() or "null") if request.can_read_body else None
         self.calls.append((request.method, path, body))
+        self.queries.append((path, dict(request.query)))
         if path == "/ca.pem":
             return web.Response(text=self.ca_pem) if self.ca_pem else web.Response(status=404)
         if path == "/readyz":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ZEROS: Mapping[str, Any] = {"": "", "#": 0, "~": 0.0, "?": False, "{": {}}
 _NEWEST = 50  # requests
+_OPERATIONS = 1000  # on one page
 _CONNECTION = ("--url", "--key", "--ca", "--context")
 
 
@@ -26,6 +27,10 @@ class List(NamedTuple):
     inside: str  # name of the field that has the rows; empty: the answer is the rows
     kind: str  # of the rows, in FIELDS; empty: as they come
     table: Callable[[Sequence[Any]], tuple[Sequence[str], Sequence[Sequence[str]], str]]
+    flags: Mapping[str, str] = {}  # options without a value, as queries
+    filters: Mapping[str, str] = {}  # options with a value, as names of queries; empty: a field of the rows
+    only: tuple[str, str] = ("", "")  # rows whose field has this value; an empty name: all
+    is_narrowed: bool = False  # no rows: the whole command says why
 
 
 def _nodes(rows: Sequence[Any]) -> tuple[Sequence[str], Sequence[Sequence[str]], str]:
@@ -58,12 +63,25 @@ def _requests(rows: Sequence[Any]) -> tuple[Sequence[str], Sequence[Sequence[str
     return request_text.COLUMNS, [request_text.row(each) for each in rows], request_text.NO_REQUESTS
 
 
-NODES = List("/api/nodes", "", "NodeView", _nodes)
+NODES = List("/api/nodes", "", "NodeView", _nodes, filters={"--status": ""})
 MODELS = List("/api/models", "", "ModelView", _models)
 REPLICAS = List("/api/nodes/models", "", "", _replicas)
-OPERATIONS = List("/api/operations?limit=1000", "operations", "OperationView", _operations)
+OPERATIONS = List(
+    f"/api/operations?limit={_OPERATIONS}",
+    "operations",
+    "OperationView",
+    _operations,
+    flags={"--all": "&rows=false&all=true"},
+)
 OPERATION_COUNTS = OPERATIONS._replace(path=f"{OPERATIONS.path}&rows=false")
-REQUESTS = List(f"/api/requests?limit={_NEWEST}", "requests", "RequestView", _requests)
+REQUESTS = List(
+    f"/api/requests?limit={_NEWEST}",
+    "requests",
+    "RequestView",
+    _requests,
+    flags={"--failed": "&failed=true"},
+    filters={"--model": "model", "--node": "node", "--by": "key"},
+)
 LISTS = {
     ("nodes", "list"): NODES,
     ("models", "list"): MODELS,
@@ -79,16 +97,36 @@ def find_list(words: Sequence[str]) -> tuple[List, dict[str, str], bool] | None:
     named = next((name for name in LISTS if tuple(words[: len(name)]) == name), None)
     if named is None:
         return None
-    given, as_json, rest = {}, False, list(words[len(named) :])
+    chosen = LISTS[named]
+    given, narrowed, as_json, rest = {}, {}, False, list(words[len(named) :])
     while rest:
         word = rest.pop(0)
         if word == "--json":
             as_json = True
-        elif word in _CONNECTION and rest and rest[0] and not rest[0].startswith("-") and rest[0].isprintable():
+        elif word in chosen.flags:
+            narrowed[word] = ""
+        elif not rest or not rest[0] or rest[0].startswith("-") or not rest[0].isprintable():
+            return None
+        elif word in _CONNECTION:
             given[word[2:]] = rest.pop(0)
+        elif word in chosen.filters:
+            narrowed[word] = rest.pop(0)
         else:
             return None
-    return LISTS[named], given, as_json
+    return _narrow(chosen, narrowed), given, as_json
+
+
+def _narrow(chosen: List, options: Mapping[str, str]) -> List:
+    from urllib.parse import quote
+
+    for option, value in options.items():
+        if option in chosen.flags:
+            chosen = chosen._replace(path=chosen.path + chosen.flags[option], is_narrowed=True)
+        elif query := chosen.filters[option]:
+            chosen = chosen._replace(path=f"{chosen.path}&{query}={quote(value, safe='')}", is_narrowed=True)
+        else:
+            chosen = chosen._replace(only=(option[2:], value), is_narrowed=True)
+    return chosen
 
 
 def print_list(words: Sequence[str]) -> int | None:
@@ -151,6 +189,10 @@ def read_rows(
             return None
         if chosen.inside and answer.get("next") and len(rows) < _NEWEST:
             return None  # the rest is on another page
+        field, value = chosen.only
+        rows = [row for row in rows if row.get(field) == value] if field else rows
+        if chosen.is_narrowed and not 0 < len(rows) < _OPERATIONS:
+            return None  # nothing, or more on another page
         return [_complete(chosen.kind, row, make) for row in rows] if chosen.kind else rows
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

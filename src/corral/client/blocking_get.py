@@ -28,10 +28,11 @@ def get(endpoint: Endpoint, path: str, timeout_s: float) -> bytes | None:
     if port == 0 or not request.isascii() or not (endpoint.key + authority + prefix).isprintable() or " " in rest:
         return None
     try:
-        with socket.create_connection((name, port), timeout=timeout_s) as plain:
+        host = name.encode("ascii")  # as text it is encoded as IDNA, which is a module of its own
+        with socket.create_connection((host, port), timeout=timeout_s) as plain:  # type: ignore[arg-type]  # takes bytes
             if scheme == "http":
                 return _body(_exchange(plain, request, timeout_s))
-            with _secured(plain, endpoint, name) as connection:
+            with _secured(plain, endpoint, host) as connection:
                 return _body(_exchange(connection, request, timeout_s))
     except (OSError, ValueError, EOFError):
         return None
@@ -44,7 +45,7 @@ def _split(authority: str, default: int) -> tuple[str, int]:
     return name.strip("[]"), int(digits) if digits.isdecimal() else 0
 
 
-def _secured(plain: socket.socket, endpoint: Endpoint, name: str) -> socket.socket:
+def _secured(plain: socket.socket, endpoint: Endpoint, host: bytes) -> socket.socket:
     """As `trust_of` in `connection.py`, without its messages. Raises OSError or ValueError."""
     import ssl
 
@@ -58,7 +59,7 @@ def _secured(plain: socket.socket, endpoint: Endpoint, name: str) -> socket.sock
     else:
         context = ssl.create_default_context()
     context.check_hostname = not endpoint.any_name
-    return context.wrap_socket(plain, server_hostname=name)
+    return context.wrap_socket(plain, server_hostname=host)
 
 
 def _exchange(connection: socket.socket, request: str, timeout_s: float) -> bytes:

@@ -6,7 +6,6 @@ has no certificate that passes.
 
 from __future__ import annotations
 
-import hmac
 import ssl
 
 from corral.kit.errors import Denied, NotFound, Unreachable
@@ -30,7 +29,9 @@ def normalize_pin(pin: str) -> str:
 
 def find_pinned(pem: bytes, pin: str) -> str:
     """The pinned certificate of a bundle, as PEM. Raises `Denied` where the bundle has no such certificate."""
-    from cryptography import x509  # here: most commands need no pin, and it takes 0.1 s to load
+    import hmac  # here, as the next: most commands need no pin, and it takes 0.1 s to load
+
+    from cryptography import x509
 
     from corral.kit.certificates import fingerprint
 

@@ -110,6 +110,46 @@ def test_the_whole_command_prints_the_same(
     assert (state == "full") == (len(short.out.splitlines()) > 1)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nodes", "list", "--status", "pending"),
+        ("ops", "list", "--all"),
+        ("requests", "--failed"),
+        ("requests", "--model", "m & n/ü", "--by", "me", "--node", "attic"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["table", "json"])
+def test_the_usual_options_are_the_same(
+    full: Corral, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], more: tuple[str, ...]
+) -> None:
+    assert print_list([*words, *more]) == 0
+    short, queries = capsys.readouterr(), list(full.fleet.queries)
+    full.fleet.queries.clear()
+    assert run([*words, *more]) == 0
+    whole = capsys.readouterr()
+    assert (short.out, short.err) == (whole.out, whole.err)
+    assert queries == full.fleet.queries
+    assert len(short.out.splitlines()) > 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nodes", "list", "--status", "draining"),  # no such node
+        ("nodes", "list", "--status", "nonsense"),
+        ("nodes", "list", "--watch"),
+        ("requests", "--model"),
+        ("requests", "--since", "5m"),
+        ("models", "list", "--all"),
+    ],
+    ids=" ".join,
+)
+def test_other_options_and_empty_results_are_left_to_the_whole_command(full: Corral, words: tuple[str, ...]) -> None:
+    assert print_list(words) is None
+
+
 def test_the_overview_is_the_same(full: Corral, capsys: pytest.CaptureFixture[str]) -> None:
     assert print_list([]) == 0
     short, full_calls = capsys.readouterr(), sorted(path for _, path, _ in full.fleet.calls)
