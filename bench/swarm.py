@@ -11,10 +11,10 @@ round stages one file to each number of nodes; each file is new.
 
 Prints per number of nodes: the slowest node's time as a ratio to that of one node alone, the 99th percentile beside the
 median, the bytes that the controller's machine sent and the origin sent as ratios to the file, the core-seconds of all
-our processes per Gbit (more than they take idle; of the controller per Gbit that it sent, of the workers per Gbit that
-arrived), and the share of the link's rate that the median node got. Targets: 8 nodes ≤ 1.5 ×, 16 nodes ≤ 1.7 ×,
-controller ≤ 1.5 ×, origin ≤ 1.02 ×, p99 ≤ 1.8 × p50, and more than the 50 % of the link rate that Kraken publishes. The
-ratios mean something only while the machine has CPU to spare: above 70 % use a lower --rate.
+our processes per Gbit (more than they take idle, which is printed too; of the controller per Gbit that it sent, of the
+workers per Gbit that arrived), and the share of the link's rate that the median node got. Targets: 8 nodes ≤ 1.5 ×,
+16 nodes ≤ 1.7 ×, controller ≤ 1.5 ×, origin ≤ 1.02 ×, p99 ≤ 1.8 × p50, and more than the 50 % of the link rate that
+Kraken publishes. The ratios mean something only while the machine has CPU to spare: above 70 % use a lower --rate.
 """
 
 from __future__ import annotations
@@ -159,6 +159,7 @@ class Result:
     origin_bytes: int
     controller_cpu_s: float
     worker_cpu_s: float
+    idle_cores: tuple[float, float]  # of the controller, and of all workers, before the transfer
     machine_cpu: float  # 0 to 1
     peer_bytes: int
 
@@ -208,6 +209,7 @@ def stage(fleet: FleetOnStar, origin: Origin, number: int, nodes: int) -> Result
         origin.sent_bytes - before_origin,
         max(0.0, now_controller - controller_cpu - took_s * idle_per_s[0]),
         max(0.0, now_worker - worker_cpu - took_s * idle_per_s[1]),
+        idle_per_s,
         busy / every,
         peers,
     )
@@ -236,7 +238,9 @@ def show(result: Result, alone_s: float, rate: float) -> None:
     )
     print(
         f"           core-seconds: controller {result.controller_cpu_s / sent_gbit:.2f} per Gbit that it sent, "
-        f"workers {result.worker_cpu_s / gbit:.2f} per Gbit that arrived; machine {result.machine_cpu:.0%} busy"
+        f"workers {result.worker_cpu_s / gbit:.2f} per Gbit that arrived, to receive and to send it (apart: "
+        f"scripts/bench link); idle, not counted: controller {result.idle_cores[0]:.1%} of a core, all workers "
+        f"{result.idle_cores[1]:.1%}; machine {result.machine_cpu:.0%} busy"
         + ("" if result.machine_cpu <= MAX_CPU else f", more than {MAX_CPU:.0%}: a lower rate would say more")
     )
     print(

@@ -1,16 +1,18 @@
 """What traces cost a gateway and an ingress: off (twice, which shows the spread), and at 1 % and 100 % of requests.
 
-    scripts/bench traces [--seconds 3] [--rounds 9] [--connections 32]
+    scripts/bench traces [--seconds 1] [--rounds 6] [--starts 5] [--connections 32]
 
 Chat requests as in `scripts/bench gateway`, through a gateway and an ingress to nginx, which answers from memory; the
-collector is an nginx that accepts everything. The four pairs take turns. Shown are medians of the CPU time per request,
-building and sending spans included.
+collector is an nginx that accepts everything. The four pairs take turns, in another order in each round, and are
+started anew several times: two processes of the same program differ by several percent for as long as they live. Shown
+are medians of the CPU time per request, building and sending spans included, with the range over the starts.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import random
 import statistics
 import sys
 import tempfile
@@ -51,31 +53,39 @@ def cpu_s(process: psutil.Process) -> float:
     return float(spent.user + spent.system)
 
 
+Figures = dict[str, dict[str, list[float]]]  # by part and share: of each start
+
+
 def measure(found: list[tuple[System, psutil.Process]], root: Path, connections: int, seconds: float) -> None:
-    for system, ingress in found:
+    for system, ingress in random.sample(found, len(found)):
         before = system.cpu_s(), cpu_s(ingress)
-        requests, rate, _ = wrk(system, root, connections=connections, seconds=seconds)
-        system.figures.setdefault("requests/s", []).append(rate)
+        requests, _, _ = wrk(system, root, connections=connections, seconds=seconds)
         system.cpu_us.setdefault("gateway", []).append((system.cpu_s() - before[0]) / requests * 1e6)
         system.cpu_us.setdefault("ingress", []).append((cpu_s(ingress) - before[1]) / requests * 1e6)
 
 
-def show(found: list[tuple[System, psutil.Process]]) -> None:
+def add(figures: Figures, found: list[tuple[System, psutil.Process]]) -> None:
+    for part in ("gateway", "ingress"):
+        for system, _ in found:
+            spent = statistics.median(system.cpu_us[part])
+            figures.setdefault(part, {}).setdefault(system.name, []).append(spent)
+
+
+def show(figures: Figures) -> None:
     print("| CPU per request | " + " | ".join(SHARES) + " | " + " | ".join(f"{name} ÷ off" for name in SHARES) + " |")
     print("|---|" + "---:|" * (2 * len(SHARES)))
-    for part in ("gateway", "ingress"):
-        spent = {system.name: statistics.median(system.cpu_us[part]) for system, _ in found}
-        cells = [f"{spent[name]:.1f} µs" for name in SHARES]
-        cells += [f"{spent[name] / spent['off']:.3f}" for name in SHARES]
-        print(f"| {part} | " + " | ".join(cells) + " |")
-    rates = {system.name: statistics.median(system.figures["requests/s"]) for system, _ in found}
-    print("| requests/s | " + " | ".join(f"{rates[name]:,.0f}" for name in SHARES) + " |", flush=True)
+    for part, spent in figures.items():
+        middle = {name: statistics.median(each) for name, each in spent.items()}
+        cells = [f"{middle[name]:.1f} µs ({min(spent[name]):.1f} to {max(spent[name]):.1f})" for name in SHARES]
+        cells += [f"{middle[name] / middle['off']:.3f}" for name in SHARES]
+        print(f"| {part} | " + " | ".join(cells) + " |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=3, help="of each single measurement")
-    parser.add_argument("--rounds", type=int, default=9, help="each pair takes its turn so often")
+    parser.add_argument("--seconds", type=int, default=1, help="of each single measurement")
+    parser.add_argument("--rounds", type=int, default=6, help="each pair takes its turn so often after each start")
+    parser.add_argument("--starts", type=int, default=5, help="of new processes")
     parser.add_argument("--connections", type=int, default=32)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="corral-bench-") as folder:
@@ -84,11 +94,14 @@ def main() -> None:
         with (
             plain_upstream(root / "upstream") as upstream,
             nginx(root / "collector", COLLECTOR.format(port=collector), collector),
-            pairs(root, upstream, collector) as found,
         ):
-            for _ in range(chosen.rounds):
-                measure(found, root, chosen.connections, chosen.seconds)
-            show(found)
+            figures: Figures = {}
+            for _ in range(chosen.starts):
+                with pairs(root, upstream, collector) as found:
+                    for _ in range(chosen.rounds):
+                        measure(found, root, chosen.connections, chosen.seconds)
+                    add(figures, found)
+            show(figures)
 
 
 if __name__ == "__main__":
