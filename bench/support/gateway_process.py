@@ -74,7 +74,7 @@ def fixed_view(host: str, port: int, key: str, token: str = "token-for-the-ingre
         models=(ViewModel(id=MODEL, revision="r1", **trial),),  # type: ignore[arg-type]
         replicas=tuple(
             ViewReplica(f"p{number}", "n1", MODEL, number, revision, slots=10_000)
-            for number, revision in enumerate(revisions)
+            for number, revision in enumerate(revisions, 1)
         ),
     )
 
