@@ -14,8 +14,6 @@ from typing import Protocol, TypeVar
 
 from corral.contract.codec import Message
 from corral.contract.subjects import Call, Event
-from corral.kit.clock import Clock
-from corral.kit.errors import Unreachable
 
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
@@ -97,16 +95,6 @@ class Bus(Protocol):
 
     def on_change(self, callback: Callable[[bool], None], /) -> Callable[[], None]:
         """Call `callback` when `connected` changes. Returns a function that removes the callback."""
-
-
-async def retry_unreachable(call: Callable[[], Awaitable[T]], *, clock: Clock, after_s: float) -> T:
-    """Call again once if no process subscribed: one that just reconnects has no subscription for a moment. Raises
-    `Unreachable` if there is none the second time either."""
-    try:
-        return await call()
-    except Unreachable:
-        await clock.sleep(after_s)
-        return await call()
 
 
 @dataclass(frozen=True)

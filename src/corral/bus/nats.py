@@ -22,10 +22,10 @@ from corral.bus.connection import ConnectionTimeouts, NatsConnection, open_conne
 from corral.bus.core import BusCore, Registration
 from corral.bus.handler_queue import QueueLimits
 from corral.bus.permissions import INBOX
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError, Denied, Invalid, Unavailable
 from corral.kit.log import get_log
+from corral.kit.retry import Backoff
 
 log = get_log(__name__)
 

@@ -237,7 +237,7 @@ class ApiConnection:
         state. Errors that a retry cannot fix (a wrong key) are raised. So is Unreachable before the first event, unless
         `reached` tells that another call has reached the fleet."""
         from corral.client.events import Lost
-        from corral.kit.backoff import Backoff
+        from corral.kit.retry import Backoff
 
         backoff = Backoff(first_s=first_s, cap_s=cap_s)
         while True:

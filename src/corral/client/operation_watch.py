@@ -18,8 +18,8 @@ from corral.client.errors import NO_ANSWER
 from corral.client.events import FleetEvent, Lost, OperationRemoved, OperationSeen, Restarted
 from corral.client.resources.operations import events_of
 from corral.contract.admin import OperationView
-from corral.kit.backoff import Backoff
 from corral.kit.errors import CorralError
+from corral.kit.retry import Backoff
 from corral.kit.tasks import Wake
 
 _MAX_STREAMS = 8  # for one command

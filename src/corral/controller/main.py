@@ -66,7 +66,13 @@ async def serve(
         registries, demand = registry_settings(settings), Demand(bus, clock)
         bundles = Bundles(blobs_folder(settings) / "bundles", clock)
         catalogue = await opened.enter_async_context(
-            open_galleries(gallery_options(settings), registries, clock=clock, env=os.environ, bundled=bundles)
+            open_galleries(
+                gallery_options(settings, settings.gallery.galleries),
+                registries,
+                clock=clock,
+                env=os.environ,
+                bundled=bundles,
+            )
         )
         files = await opened.enter_async_context(
             open_model_files(settings, runtime, trust, registries, os.environ, bundles)

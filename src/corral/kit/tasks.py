@@ -9,10 +9,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
+from corral.kit.retry import Backoff
 
 log = get_log(__name__)
 K = TypeVar("K", bound=Hashable)

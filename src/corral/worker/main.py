@@ -26,11 +26,11 @@ from corral.blobs.swarm.rate_limit import RateLimit
 from corral.bus.api import Bus
 from corral.contract.messages.blobs import AnnounceBlobs, BlobHints
 from corral.contract.messages.nodes import NodeRegistered, RegisterNode
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log, mask_secrets
 from corral.kit.process import freeze_gc_after_start
+from corral.kit.retry import Backoff
 from corral.kit.settings import shown_changes
 from corral.kit.tasks import Wake, background, run_until
 from corral.kit.tracing.tracer import Tracer, open_tracer

@@ -24,8 +24,8 @@ from corral.contract.bundles import (
     digest_of_bundle,
     write_manifest,
 )
-from corral.kit.backoff import Backoff
 from corral.kit.errors import Failed, NotFound, Unreachable
+from corral.kit.retry import Backoff
 from corral.kit.threads import StopToken
 
 CONTENT = bytes(range(256)) * 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -9,11 +10,16 @@ import pytest
 from corral.controller.backends.outcomes import RetryPolicy
 from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.backends import gallery_options, registry_settings
+from corral.gallery.galleries import Gallery
 from corral.kit.settings import BadSettings, Seconds, read_settings
 
 
 def read(**env: str) -> ControllerSettings:
     return read_settings(ControllerSettings, flags={}, env=env)
+
+
+def galleries_of(settings: ControllerSettings) -> Sequence[Gallery]:
+    return gallery_options(settings, settings.gallery.galleries).galleries
 
 
 def test_a_quarter_of_an_hour_unless_somebody_says_otherwise() -> None:
@@ -53,10 +59,10 @@ def test_retries_and_their_longest_pause() -> None:
 
 
 def test_localais_gallery_is_there_from_the_start_and_can_be_left_out() -> None:
-    (localai,) = gallery_options(read()).galleries
+    (localai,) = galleries_of(read())
     assert (localai.name, localai.url) == ("localai", "https://index.localai.io/backends")
-    assert gallery_options(read(CORRAL_GALLERIES="[]")).galleries == ()
-    (own,) = gallery_options(read(LOCALAI_BACKEND_GALLERIES='[{"name":"own","url":"https://own.test/i"}]')).galleries
+    assert galleries_of(read(CORRAL_GALLERIES="[]")) == ()
+    (own,) = galleries_of(read(LOCALAI_BACKEND_GALLERIES='[{"name":"own","url":"https://own.test/i"}]'))
     assert own.name == "own"
 
 

@@ -30,9 +30,9 @@ from corral.blobs.oci.documents import (
 from corral.blobs.transfer.range_responses import Append, ServerBusy, ServerRefused, WholeBody, interpret_response
 from corral.blobs.transfer.remote import TransferBroken, read_bounded, refuse_downgrade, translate_errors
 from corral.contract.sources import ImageIndex, ImageReference, PlatformImage, parse_reference
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError, Failed, Unreachable
+from corral.kit.retry import Backoff
 
 MAX_DOCUMENT_BYTES = 4 << 20
 MAX_SIZED_IMAGES = 16  # of one index; the sizes of further images stay unknown

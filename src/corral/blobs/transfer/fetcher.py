@@ -28,11 +28,11 @@ from corral.blobs.transfer.range_responses import (
     interpret_response,
 )
 from corral.blobs.transfer.remote import Remote, TransferBroken, buffered_bytes, translate_errors
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Unreachable
 from corral.kit.humanize import format_bytes
 from corral.kit.log import get_log
+from corral.kit.retry import Backoff
 from corral.kit.threads import run_in_thread, run_uncancelled
 
 log = get_log(__name__)

@@ -14,8 +14,8 @@ from corral.cli.bundle.archive import END, head_of, manifest_name, name_of, padd
 from corral.cli.common.output import OnBytes, print_note, printable, transfer_bar
 from corral.cli.operations import watch
 from corral.contract.bundles import BundledBlob, BundlePlan, PlanBundle, digest_of_bundle, read_manifest
-from corral.kit.backoff import Backoff
 from corral.kit.errors import Failed, NotFound, OutcomeUnknown, Unavailable, Unreachable
+from corral.kit.retry import Backoff
 
 if TYPE_CHECKING:
     from corral.client import Client

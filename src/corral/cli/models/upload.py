@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from corral.cli.common.output import OnBytes, print_note, transfer_bar
 from corral.contract.gguf import GgufHeader, read_header
 from corral.contract.installs import LocalFile, OpenUpload, UploadView
-from corral.kit.backoff import Backoff
 from corral.kit.errors import Conflict, CorralError, Failed, Invalid, NotFound, OutcomeUnknown, Unavailable, Unreachable
+from corral.kit.retry import Backoff
 from corral.kit.threads import run_in_thread
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from corral.cli.up import guard
 from corral.cli.up.children import ChildSpec
 from corral.cli.up.guard import LISTENER_NAME, LISTENERS
 from corral.cli.up.logs import LastLines, RotatingFile
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
+from corral.kit.retry import Backoff
 from corral.kit.sockets import READY_FD
 
 GUARD = Path(guard.__file__)

@@ -11,8 +11,8 @@ import msgspec
 from corral.client.connection import ApiConnection, segment
 from corral.client.errors import NO_ANSWER
 from corral.contract.loads import LoadState, LoadStatus
-from corral.kit.backoff import Backoff
 from corral.kit.errors import NotFound
+from corral.kit.retry import Backoff
 
 _WAIT_S = 20.0  # the controller answers at once when something moves
 

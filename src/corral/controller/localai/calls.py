@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from corral.bus.api import Bus, Tokens, retry_unreachable
+from corral.bus.api import Bus, Tokens
 from corral.contract.messages.backends import (
     INSTALL_BACKEND,
     INSTALL_PROGRESS,
@@ -39,6 +39,7 @@ from corral.controller.localai.processes import port_of, process_key
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, OutcomeUnknown, Unreachable
 from corral.kit.log import get_log
+from corral.kit.retry import retry_unreachable
 from corral.store.tables.peer_processes import PeerProcess
 
 log = get_log(__name__)

@@ -20,9 +20,9 @@ import msgspec
 from yarl import URL
 
 from corral.blobs.digests import PREFIX
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, NotFound, Unreachable, reason_of
+from corral.kit.retry import Backoff
 
 MODELS = "models/"  # keys of the worker's models folder
 _PIECE = 1024 * 1024

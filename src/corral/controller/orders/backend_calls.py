@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from corral.bus.api import Bus, Tokens, retry_unreachable
+from corral.bus.api import Bus, Tokens
 from corral.contract.messages.backends import (
     CANCEL_BACKEND,
     DELETE_BACKEND,
@@ -58,6 +58,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, Invalid, OutcomeUnknown, Unreachable
 from corral.kit.log import get_log
 from corral.kit.redact import remove_logins
+from corral.kit.retry import retry_unreachable
 from corral.kit.tasks import BackgroundTasks
 from corral.store.records import BackendRequest, OrderKind
 

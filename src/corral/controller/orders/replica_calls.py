@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from corral.bus.api import Bus, retry_unreachable
+from corral.bus.api import Bus
 from corral.contract.codec import encode
 from corral.contract.messages.replicas import START_REPLICA, STOP_REPLICA, ReplicaReply, StartReplica, StopReplica
 from corral.controller.orders.observations import OrderAccepted, OrderEnded, ReplicaObservation, observe_error
@@ -16,6 +16,7 @@ from corral.controller.orders.order import OrderId
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
+from corral.kit.retry import retry_unreachable
 
 log = get_log(__name__)
 

@@ -29,10 +29,10 @@ from corral.controller.replicas.load_jobs import TransferProgress
 from corral.controller.replicas.plan_input import FileStatus
 from corral.controller.scheduler.memory import MeasuredUsage, estimate_memory
 from corral.controller.scheduler.world import Memory
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, Invalid, OutcomeUnknown, Unavailable
 from corral.kit.log import get_log
+from corral.kit.retry import Backoff
 from corral.kit.tasks import KeyedTasks
 from corral.store.records import BackendRequest, RuleOrigin, Scope, ScopeKind
 from corral.store.tables.model_files import StoredFile

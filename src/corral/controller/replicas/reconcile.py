@@ -256,8 +256,9 @@ class ReplicaReconciler:
         self._is_busy = active or any(row.stage is not ReplicaStage.RUNNING for row in result.rows.values())
         self._activity.forget_all_but(snapshot.process_ids)
         self._has_trials = bool(snapshot.rollouts)
-        with self._leadership.resign_if_unknown(LEASE):
-            await self._advance_trials(snapshot, result)
+        if self._has_trials:
+            with self._leadership.resign_if_unknown(LEASE):
+                await self._advance_trials(snapshot, result)
 
     def _restore(self, observations: list[ReplicaObservation], capacity_may_have_changed: bool) -> None:
         """The pass was not written: keep for the next one what is known only in memory."""

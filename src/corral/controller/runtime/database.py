@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 
-from corral.kit.backoff import Backoff
 from corral.kit.errors import CorralError, Unavailable
 from corral.kit.log import get_log
+from corral.kit.retry import Backoff
 from corral.store import Store, open_store
 
 log = get_log(__name__)

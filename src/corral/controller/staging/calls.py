@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from corral.bus.api import Bus, retry_unreachable
+from corral.bus.api import Bus
 from corral.contract.codec import encode
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.messages.staging import (
@@ -30,6 +30,7 @@ from corral.controller.settings.backends import BackendSettings
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, Unreachable
 from corral.kit.log import get_log
+from corral.kit.retry import retry_unreachable
 
 log = get_log(__name__)
 T = TypeVar("T")

@@ -99,8 +99,6 @@ class TrialKeeper:
 
     async def advance(self, snapshot: FleetSnapshot, result: PlanResult) -> None:
         """One step of each trial in the snapshot. Only what changes is written."""
-        if not snapshot.rollouts:
-            return
         async with self._store.read() as tx:
             await self._compare(tx, snapshot.rollouts)
             now = await tx.now()

@@ -141,10 +141,11 @@ class Backends:
         return await self.operations.accept(request)
 
 
-def gallery_options(settings: ControllerSettings) -> GalleryOptions:
+def gallery_options(settings: ControllerSettings, galleries: str) -> GalleryOptions:
+    """`galleries`: the setting that lists those of backends, or those of models."""
     data = settings.data.expanduser()
     return GalleryOptions(
-        galleries=parse_galleries(settings.gallery.galleries),
+        galleries=parse_galleries(galleries),
         base_folder=gallery_folder(data, settings.gallery.gallery_folder),
         cache_folder=data / "cache",
         library=LibraryOptions(

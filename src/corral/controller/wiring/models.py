@@ -12,16 +12,13 @@ import msgspec
 
 from corral.contract.catalogue import ScheduleBody
 from corral.controller.backends.catalogue import Catalogue
-from corral.controller.backends.galleries import gallery_folder
 from corral.controller.models.folder import ModelsFolder
 from corral.controller.models.galleries import BundledModels, open_model_galleries
 from corral.controller.models.schedules import Schedules, read_given
 from corral.controller.models.service import FileSizes, Models
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.settings import ControllerSettings
-from corral.gallery.backends.factory import GalleryOptions
-from corral.gallery.galleries import parse_galleries
-from corral.gallery.index_cache import LibraryOptions
+from corral.controller.wiring.backends import gallery_options
 from corral.gallery.models.library import ModelLibrary
 from corral.gallery.yaml_items import read_items
 from corral.kit.clock import Clock
@@ -63,7 +60,7 @@ async def open_models(
     """Raises Invalid for schedules in the settings that cannot be meant."""
     schedules = Schedules(store, feed)
     given = given_schedules(settings.models.model_scheduling, settings.models.model_scheduling_config)
-    options = model_gallery_options(settings)
+    options = gallery_options(settings, settings.gallery.model_galleries)
     async with open_model_galleries(store, options, clock=clock, bundled=bundled) as galleries:
         models = Models(store, feed, galleries, backends, sizes)
         folder = ModelsFolder(
@@ -71,19 +68,6 @@ async def open_models(
         )
         await schedules.seed(given)
         yield ModelParts(models, schedules, folder, galleries.library)
-
-
-def model_gallery_options(settings: ControllerSettings) -> GalleryOptions:
-    data = settings.data.expanduser()
-    return GalleryOptions(
-        galleries=parse_galleries(settings.gallery.model_galleries),
-        base_folder=gallery_folder(data, settings.gallery.gallery_folder),
-        cache_folder=data / "cache",
-        library=LibraryOptions(
-            fresh_s=settings.gallery.gallery_fresh_s, candidate_s=settings.gallery.gallery_timeout_s
-        ),
-        connect_s=min(10.0, settings.gallery.gallery_timeout_s),
-    )
 
 
 def models_folder(settings: ControllerSettings) -> Path:

@@ -38,10 +38,10 @@ from corral.gateway.routing.request import WaitTimes
 from corral.gateway.settings import GatewaySettings
 from corral.gateway.view.cache import ViewCache
 from corral.gateway.view.controller_link import controller_trust, open_link, parse_controller
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Failed
 from corral.kit.log import get_log
+from corral.kit.retry import Backoff
 from corral.kit.sockets import READY_FD, open_listeners, report_ready
 
 log = get_log(__name__)

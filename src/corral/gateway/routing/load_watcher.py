@@ -14,10 +14,10 @@ from typing import Protocol
 
 from corral.contract.loads import LoadState, LoadStatus
 from corral.gateway.view.controller_link import ControllerLink
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
+from corral.kit.retry import Backoff
 
 log = get_log(__name__)
 

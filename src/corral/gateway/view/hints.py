@@ -22,10 +22,10 @@ from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
 from corral.contract.view import GatewayBus
 from corral.gateway.view.cache import ViewCounts
 from corral.gateway.view.controller_link import ControllerLink
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Unavailable
 from corral.kit.log import get_log
+from corral.kit.retry import Backoff
 
 log = get_log(__name__)
 

@@ -15,10 +15,10 @@ from typing import TypeVar
 
 from corral.bus.api import Bus
 from corral.contract.messages.nodes import NodeRegistered
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Unavailable
 from corral.kit.log import get_log
+from corral.kit.retry import Backoff
 from corral.kit.sockets import report_ready
 from corral.kit.tasks import background, run_every, run_until
 from corral.worker.agent.controller import ControllerApi

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from corral.contract.messages.artifacts import ArtifactOffer, ArtifactRequest
 from corral.contract.messages.nodes import NodeRegistered, NodeStatus, RegisterNode
-from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
 from corral.kit.errors import Denied, NotFound, Unreachable
 from corral.kit.log import get_log
+from corral.kit.retry import Backoff
 from corral.worker.agent.controller import ControllerApi, ControllerUnreachable, ErrorResponse
 from corral.worker.agent.join.identity import IdentityFile, another_name
 from corral.worker.agent.join.responses import (

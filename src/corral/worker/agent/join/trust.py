@@ -13,11 +13,11 @@ from pathlib import Path
 from cryptography import x509
 from msgspec.structs import replace
 
-from corral.kit.backoff import Backoff
 from corral.kit.ca_pin import fetch_pinned_ca, find_pinned, is_pin, trust_context
 from corral.kit.clock import Clock
 from corral.kit.errors import Denied, NotFound, Unreachable
 from corral.kit.log import get_log
+from corral.kit.retry import Backoff
 from corral.worker.agent.join.identity import IdentityFile
 from corral.worker.status import FatalError
 

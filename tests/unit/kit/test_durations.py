@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.kit.backoff import Backoff
 from corral.kit.durations import format_duration, parse_duration_s
 
 
@@ -34,20 +33,3 @@ def test_what_is_no_span_is_refused_with_an_example(text: str) -> None:
 @given(st.integers(min_value=0, max_value=10**9))
 def test_what_is_shown_can_be_read_back(ms: int) -> None:
     assert parse_duration_s(format_duration(ms / 1000)) == pytest.approx(ms / 1000, abs=0.0005)
-
-
-def test_backoff_doubles_to_its_cap_and_starts_over_after_a_success() -> None:
-    backoff = Backoff(first_s=2, cap_s=30, roll=lambda: 0.5)
-    assert [backoff.next_s() for _ in range(6)] == [2, 4, 8, 16, 30, 30]
-    backoff.reset()
-    assert backoff.next_s() == 2
-
-
-def test_backoff_survives_a_month_of_failures() -> None:
-    backoff = Backoff(first_s=2, cap_s=30, jitter=0, failures=100_000)
-    assert backoff.next_s() == 30
-
-
-@given(st.floats(min_value=0, max_value=1))
-def test_jitter_stays_within_its_share(roll: float) -> None:
-    assert 8 <= Backoff(first_s=10, cap_s=10, jitter=0.2, roll=lambda: roll).next_s() <= 12
