@@ -67,6 +67,10 @@ def test_a_canary_says_how_far_its_soak_is() -> None:
         ),
         (on("attic"), "attic: started 0%"),
         (
+            on("attic", phase="building", percentage=30.0, current_bytes=4300000, total_bytes=4300000),
+            "attic: building 30% 4.1 MiB",
+        ),
+        (
             on("attic", "queued", error="node offline, will retry when healthy", waits=True),
             "attic: queued (node offline, will retry when healthy)",
         ),

@@ -59,7 +59,7 @@ def test_a_build_that_is_three_times_slower_is_found_with_the_smallest_number_of
 def test_a_build_that_fails_one_request_in_ten_is_found(seed: int) -> None:
     found = verdict(requests(150, seed=seed, failing=0.1), requests(150, seed=70 + seed))
     assert found.startswith("failed requests of smol: "), found
-    assert found.endswith("in 150 requests, 0.0 % in 150 of the old one (limit + 2.0 %)")
+    assert found.endswith("in 150 requests, 0.0 % in 150 of the old one (at most 2.0 % more)")
 
 
 def test_one_slow_request_and_one_failed_one_decide_nothing() -> None:

@@ -40,7 +40,8 @@ class Bar:
 
 def title(view: OperationView) -> str:
     preposition = "to" if view.kind in operation_text.TRANSFERS else "on"
-    return printable(f"{view.kind} {view.backend} {preposition} {operation_text.where(view)}")
+    what = "upgrade Corral" if view.kind == "corral-upgrade" else f"{view.kind} {view.backend}"
+    return printable(f"{what} {preposition} {operation_text.where(view)}")
 
 
 def is_many(views: Sequence[OperationView], max_rows: int) -> bool:

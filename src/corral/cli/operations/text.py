@@ -136,8 +136,9 @@ def percent(each: OperationNodeView) -> str:
 
 
 def amount(each: OperationNodeView) -> str:
-    """`412.0 MiB / 1.0 GiB`, as far as known; only the total after success."""
-    if each.status == "success":
+    """`412.0 MiB / 1.0 GiB`, as far as known; only the total once all is there: what is built, unpacked or started then
+    has its own percentage."""
+    if each.status == "success" or each.current_bytes >= each.total_bytes > 0:
         return format_bytes(each.total_bytes) if each.total_bytes else ""
     if each.total_bytes:
         return f"{format_bytes(each.current_bytes)} / {format_bytes(each.total_bytes)}"

@@ -68,19 +68,23 @@ def compare_builds(
 
 
 def describe(figure: RolloutFigure) -> str:
-    """`errors of smollm2: 10.5 % of 200 requests, 0.0 % of 150 before (limit + 2.0 %)`."""
+    """`errors of smollm2: 10.5 % of 200 requests, 0.0 % of 150 of the old one (at most 2.0 % more)`."""
     match figure.name:
         case "errors":
             old, new = f"{100 * figure.old:.1f} %", f"{100 * figure.new:.1f} %"
-            limit = f"+ {100 * figure.limit:.1f} %"
+            limit = f"at most {100 * figure.limit:.1f} % more"
         case "tokens_per_s":
-            old, new, limit = f"{figure.old:.1f}", f"{figure.new:.1f}", f"1/{figure.limit:g} of that"
+            old, new, limit = f"{figure.old:.1f}", f"{figure.new:.1f}", f"at least 1/{figure.limit:g} of that"
         case _:
-            old, new, limit = f"{1000 * figure.old:.0f} ms", f"{1000 * figure.new:.0f} ms", f"{figure.limit:g} times"
+            old, new, limit = (
+                f"{1000 * figure.old:.0f} ms",
+                f"{1000 * figure.new:.0f} ms",
+                f"at most {figure.limit:g} times",
+            )
     words = {ERRORS: "failed requests", FIRST_TOKEN: "time to first token", ANSWER: "time to answer", SPEED: "tokens/s"}
     return (
         f"{words[figure.name]} of {figure.model}: {new} in {figure.new_requests} requests, "
-        f"{old} in {figure.old_requests} of the old one (limit {limit})"
+        f"{old} in {figure.old_requests} of the old one ({limit})"
     )
 
 
