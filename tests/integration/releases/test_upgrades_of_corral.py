@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,42 @@ async def test_a_version_that_does_not_work_stays_on_one_node(site: ReleaseSite)
     await site.fleet.operations.retry(operation)
     done = await site.fleet.until(operation, "done")
     assert (done.counts, attic.attempts) == ({"success": 2}, {1, 2})
+
+
+async def test_a_pass_that_read_a_row_before_its_outcome_begins_no_other_attempt(
+    site: ReleaseSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading takes time: meanwhile the attempt that the pass before has begun may end."""
+    attic = await site.worker("attic")
+    attic.hold, attic.replies = asyncio.Event(), [BAD]
+    await site.release("2.0")
+    upgrades = await site.lead(site.fleet.first)
+    advance, read, go_on = upgrades._advance, asyncio.Event(), asyncio.Event()
+
+    def is_running(operation_id: str) -> bool:
+        return upgrades._tasks.is_running(operation_id, attic.node_id)
+
+    async def late(*pass_: Any) -> None:
+        """The second pass, which has read the row before it was begun."""
+        await advance(*pass_)
+        (row,) = pass_[1]
+        if row.status == "queued" and is_running(pass_[0].id) and not read.is_set():
+            read.set()
+            await go_on.wait()
+            await advance(*pass_)
+
+    monkeypatch.setattr(upgrades, "_advance", late)
+    operation = await site.upgrade()
+    await read.wait()
+    attic.hold.set()
+    await site.fleet.until_row(operation, "attic", "error")
+    await until(lambda: not is_running(operation))
+    go_on.set()
+    monkeypatch.undo()
+    await upgrades.run_once()
+    await until(lambda: not is_running(operation))
+    assert (await site.fleet.row(operation, "attic")).status == "error"
+    assert attic.attempts == {1}
 
 
 async def test_a_full_disk_is_tried_again_and_stops_no_other_class(site: ReleaseSite) -> None:

@@ -236,11 +236,10 @@ class CorralUpgrades:
         self, operation: Operation, row: OperationNode, release: Release, packages: tuple[ReleasePackage, ...]
     ) -> None:
         """Repeat the order until its outcome is known. Raises Unreachable after a long silence."""
-        if row.status is not OperationNodeStatus.DOWNLOADING:  # else an earlier leader has begun it
-            found = await self._tasks.change_rows(operation.id, begun, {row.node_id})
-            if not found:
-                return  # cancelled meanwhile
-            (row,) = found
+        current = await self._begin(operation, row.node_id)
+        if current is None:
+            return  # cancelled, or tried meanwhile
+        row = current
         last_reply_s = self._clock.monotonic()
         while True:
             await self._offer_wheel(release)
@@ -269,6 +268,22 @@ class CorralUpgrades:
                     changed = await self._tasks.change_rows(operation.id, advance, {row.node_id})
                     row = changed[0] if changed else row
             await self._clock.sleep(self._pace.poll_s)
+
+    async def _begin(self, operation: Operation, node_id: str) -> OperationNode | None:
+        """The row of the attempt: of a new one, or of one that an earlier leader began. None: it is not due any more,
+        for the pass read it before another attempt had ended."""
+        async with self._store.read() as tx:
+            now = await tx.now()
+        found: list[OperationNode] = []
+
+        def begin(row: OperationNode) -> OperationNode:
+            if not is_due(row, now):
+                return row
+            found.append(row if row.status is OperationNodeStatus.DOWNLOADING else begun(row))
+            return found[0]
+
+        await self._tasks.change_rows(operation.id, begin, {node_id})
+        return found[0] if found else None
 
     def _silent_s(self, row: OperationNode) -> float:
         """A worker that has not replied yet may be one that knows no such order."""
