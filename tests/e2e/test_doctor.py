@@ -140,7 +140,7 @@ def test_with_the_controller_away_it_says_where_to_look(fleet: Fleet) -> None:
 
 def test_after_a_hard_end_it_says_that_nothing_answers(fleet: Fleet) -> None:
     assert fleet.up is not None
-    children = [fleet.child_pid(role) for role in ("gateway", "worker")]
+    children = [fleet.child_pid(role) for role in ("nats-server", "controller", "gateway", "worker")]
     fleet.up.kill()
     wait_for(lambda: not any(alive(pid) for pid in children), "end of all children")
     bad = ask(fleet).bad()

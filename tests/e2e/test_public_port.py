@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,7 +56,12 @@ class Visitors:
 
 def gateways_of(fleet: Fleet) -> list[psutil.Process]:
     assert fleet.up is not None
-    return [child for child in psutil.Process(fleet.up.pid).children() if child.cmdline()[-1:] == ["gateway"]]
+    found = []
+    for child in psutil.Process(fleet.up.pid).children():
+        with suppress(psutil.Error):  # it has just ended
+            if child.cmdline()[-1:] == ["gateway"]:
+                found.append(child)
+    return found
 
 
 def test_ten_kills_of_the_gateway_refuse_no_connection(tmp_path: Path) -> None:

@@ -110,11 +110,15 @@ def test_a_request_waits_for_the_reload_of_a_lone_replica_that_dies(fleet: Fleet
     define(fleet, "lone")
     assert "hello" in stream(client, "lone", HELLO)
     [before] = wait_for(lambda: replicas(fleet, "lone"), "its replica")
-    asked: Any = [{"role": "user", "content": "[[first_delay_s=3]] hello"}]
+    release = fleet.root / "release"
+    asked: Any = [{"role": "user", "content": f"[[until_file={release}]] hello"}]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(client.chat.completions.create, model="lone", messages=asked)
-        wait_for(lambda: replicas(fleet, "lone")[0]["in_flight"] >= 1, "the request under way")
-        kill(fleet, before["process_id"])
+        try:
+            wait_for(lambda: replicas(fleet, "lone")[0]["in_flight"] >= 1, "the request under way")
+            kill(fleet, before["process_id"])
+        finally:
+            release.touch()
         assert "hello" in str(running.result().choices[0].message.content)
     [after] = wait_for(lambda: replicas(fleet, "lone"), "its replica")
     assert after["process_id"] != before["process_id"]
