@@ -19,14 +19,14 @@ from tests.support.fleet import Fleet
 from tests.support.grown_fleet import grown_fleet, order
 from tests.support.image_registry import ImageRegistry, push_image, registry
 from tests.support.processes import CORRAL, Process
-from tests.support.waiting import wait_for
+from tests.support.waiting import promised, wait_for
 
 __all__ = ["registry"]
 
 WORKERS = ("barn", "byre")
 NOISE_BYTES = 2_000_000
 CRAWL = 50_000.0  # bytes per second and connection: nobody finishes before the line is let go
-SLACK_S = 3.0  # of a busy machine; a cancel that does not reach the node costs the whole download, 40 s
+CANCEL_S = 5.0  # promised; a cancel that does not reach the node costs the whole download, 40 s
 BACKENDS = ("leaving", "orphaned", "silenced", "unwanted", "elsewhere")
 
 
@@ -162,7 +162,7 @@ def test_cancel_stops_the_bytes_on_every_node(fleet: Fleet, slow: SteadyLine) ->
     wait_until_all_download(fleet, operation)
     cancelled = fleet.cli("ops", "cancel", operation)
     assert cancelled.returncode == 0, cancelled.stderr
-    assert last_byte_after_s(slow) < 2.0 + SLACK_S
+    assert last_byte_after_s(slow) < promised(CANCEL_S)
     passed = slow.passed
     ended = wait_for(lambda: _all_in(fleet, operation, "cancelled"), "cancelled rows")
     assert set(ended) == set(fleet.nodes())

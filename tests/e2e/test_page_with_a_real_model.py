@@ -13,6 +13,7 @@ from playwright.async_api import Browser, Page, expect
 
 from tests.support.chromium import Watched, ask_in_playground, new_person, open_signed_in
 from tests.support.fleet import PATIENT, Fleet
+from tests.support.waiting import promised
 
 MODEL = "smollm2-135m"
 pytestmark = [
@@ -98,7 +99,7 @@ async def test_a_token_opens_v1_in_authorization_alone_and_ends_at_sign_out(pers
     await page.wait_for_url("**/login?why=out")
     signed_out = time.monotonic()
     while await status_of(page, fleet, token) == 200:
-        assert time.monotonic() - signed_out < 2.0, "a token ends within 2 s of the sign-out"
+        assert time.monotonic() - signed_out < promised(2), "a token ends within 2 s of the sign-out"
     assert fleet.api("DELETE", "/api/keys/app").status == 204
 
 
@@ -124,7 +125,7 @@ async def test_a_key_is_created_shown_once_and_revoked(person: Watched, fleet: F
     await expect(row).to_contain_text("revoked")
     revoked = time.monotonic()
     while await status_of(page, fleet, secret) == 200:
-        assert time.monotonic() - revoked < 2.0, "a revoked key is refused within 2 s"
+        assert time.monotonic() - revoked < promised(2), "a revoked key is refused within 2 s"
 
 
 async def test_a_log_is_followed_filtered_and_downloaded(person: Watched, fleet: Fleet) -> None:

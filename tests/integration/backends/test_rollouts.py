@@ -337,7 +337,7 @@ async def test_a_delete_ends_the_rollout(local_fleet: Fleet) -> None:
 async def test_pause_promote_and_abort(local_fleet: Fleet) -> None:
     fleet = local_fleet
     workers = await installed(fleet, "a", "b", "c")
-    operation, canary = await until_soak(fleet, workers, "500ms", max_errors="50%")
+    operation, canary = await until_soak(fleet, workers, "2s", max_errors="50%")
     rollouts = fleet.first.backends.rollouts
     await rollouts.pause(operation, by="ann")
 

@@ -22,7 +22,7 @@ from tests.support.page import open_page_app, served
 from tests.support.processes import free_port
 from tests.support.registry import Registry, caller, open_registry
 from tests.support.sqlite import sqlite_url
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
 REFUSAL = (
     'the database postgresql://db.internal/corral cannot be used: password authentication failed for user "corral"'
@@ -163,7 +163,7 @@ async def test_what_changed_while_a_follower_was_taken_in_is_told_by_the_next_lo
             async with registry.feed.subscribe() as subscription:
                 assert [(await subscription.next()).kind for _ in range(2)] == ["node", "ready"]
                 await registry.feed.run_once()
-                change = await asyncio.wait_for(subscription.next(), 5)
+                change = await asyncio.wait_for(subscription.next(), DEADLINE_S)
         assert (change.kind, change.data.status) == ("node", "draining")  # type: ignore[attr-defined]
 
 

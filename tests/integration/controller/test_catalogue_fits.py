@@ -23,6 +23,7 @@ from corral.kit.errors import Unreachable
 from corral.kit.tasks import background
 from tests.support.hub import FakeHub, Repository
 from tests.support.scheduling import cpu_node, world
+from tests.support.waiting import DEADLINE_S
 
 
 class Nodes:
@@ -107,7 +108,7 @@ async def test_a_hub_that_does_not_answer_delays_the_list_once_and_hides_nothing
         (shown,) = await fits.add_to([entry("m")])
         assert (shown.size_bytes, shown.fits_on) == (0, ())
         assert shown.fit_note == "its size is not known before it is fetched"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             await both_asked.wait()
         assert await fits.add_to([entry("m")]) == [shown]
         assert len(asked) == 2, "a silent server is not asked at each list"

