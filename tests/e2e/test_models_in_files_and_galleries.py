@@ -84,8 +84,9 @@ def test_models_of_a_folder_a_gallery_and_a_file(fleet: Fleet) -> None:
     assert (near.status, "own" in near.json()["error"]["message"]) == (404, True)
 
 
-def begin_upload(fleet: Fleet, file: Path, log: str) -> tuple[Process, str]:
-    """A sender that has sent something and is stopped in the middle, and its operation."""
+def begin_upload(fleet: Fleet, file: Path, log: str, says: str = "") -> tuple[Process, str]:
+    """A sender that has sent something and is stopped in the middle, and its operation. An upload that is continued has
+    bytes from the start: what the sender `says` about it may come later."""
     sender = Process((*CORRAL, "models", "install", str(file), "--as", "sent"), fleet.env, fleet.root / log)
 
     def running() -> str:
@@ -93,6 +94,7 @@ def begin_upload(fleet: Fleet, file: Path, log: str) -> tuple[Process, str]:
         return next((each["jobID"] for each in opened if each["kind"] == "upload" and each["currentBytes"]), "")
 
     operation = wait_for(running, "an upload on its way")
+    wait_for(lambda: says in sender.output(), f"the words {says!r}")
     sender.signal(signal.SIGSTOP)
     return sender, operation
 
@@ -114,8 +116,7 @@ def test_an_upload_is_cancelled_and_continued_and_outlives_a_killed_controller(f
     assert "only the sender has the file" in retried
     assert f"corral models install '{file}' --as sent" in retried.replace(str(file), f"'{file}'").replace("''", "'")
 
-    sender, operation = begin_upload(fleet, file, "second.log")
-    assert "Continuing at" in sender.output()
+    sender, operation = begin_upload(fleet, file, "second.log", says="Continuing at")
     os.kill(fleet.child_pid("controller"), signal.SIGKILL)
     wait_for(fleet.controller_ready, "another controller process")
     sender.signal(signal.SIGCONT)
