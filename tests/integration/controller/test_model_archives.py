@@ -19,7 +19,7 @@ from corral.controller.files.required_files import current_files
 from corral.controller.replicas.snapshot import files_known
 from corral.kit.errors import Invalid
 from corral.store.tables import model_files
-from tests.integration.controller.test_model_files import Site, listed, site
+from tests.support.model_file_site import Site, listed, site
 
 __all__ = ["site"]  # a fixture
 
