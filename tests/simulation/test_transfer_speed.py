@@ -13,15 +13,8 @@ from corral.blobs.swarm.planner import PlanLimits
 from corral.worker.files.served_blobs import UPLOAD_SLOTS
 from tests.simulation.links import Links
 from tests.simulation.test_transfers import MEMORY
-from tests.simulation.transfers import (
-    CHUNK,
-    InlineLoop,
-    Server,
-    SimulatedWorker,
-    Transfers,
-    Weights,
-    simulate_world,
-)
+from tests.simulation.transfer_machines import CHUNK, Server, SimulatedWorker, Weights
+from tests.simulation.transfers import InlineLoop, Transfers, simulate_world
 
 CHUNKS = 48  # 200 MB
 CHUNKS_PER_S = 2.0  # of a link: 8 MB/s
