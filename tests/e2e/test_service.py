@@ -107,8 +107,13 @@ def chat(fleet: Fleet) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-def backend() -> psutil.Process:
-    (found,) = (each for each in psutil.process_iter(["cmdline"]) if "mock.py" in (each.info["cmdline"] or ()))
+def backend(root: Path) -> psutil.Process:
+    """That of this worker: other tests start the same program meanwhile."""
+    (found,) = (
+        each
+        for each in psutil.process_iter(["cmdline", "cwd"])
+        if "mock.py" in (each.info["cmdline"] or ()) and Path(each.info["cwd"] or "/").is_relative_to(root)
+    )
     return found
 
 
@@ -118,7 +123,7 @@ def test_a_worker_serves_survives_a_crash_reloads_and_stops(
     added = fleet.api("POST", "/api/models", {"definition": {"name": "echo", "backend": "mock"}})
     assert added.status == 201, added.body
     assert "hello service" in chat(fleet)
-    first = backend()
+    first = backend(root)
     user = first.uids().real
     assert user != 0
     for name in ("identity.json", "ingress.key"):
@@ -131,7 +136,7 @@ def test_a_worker_serves_survives_a_crash_reloads_and_stops(
     try:
         fleet.wait_status("served", "healthy")
         wait_for(lambda: "hello service" in chat(fleet), "answer of the adopted backend")
-        assert backend().pid == first.pid
+        assert backend(root).pid == first.pid
 
         reloaded = unit.reload()
         assert reloaded.returncode == 0, reloaded.stderr
@@ -139,7 +144,7 @@ def test_a_worker_serves_survives_a_crash_reloads_and_stops(
         ready = fleet.nodes()["served"]["ingress_url"] + "/readyz"
         wait_for(lambda: http("GET", ready).status == 200, "new worker that has registered")
         assert "hello service" in chat(fleet)
-        assert backend().pid == first.pid
+        assert backend(root).pid == first.pid
 
         assert again.stop(unit.stop_timeout_s) == 0
         assert not alive(first.pid)

@@ -123,7 +123,7 @@ def test_the_second_machine_answers_and_both_survive_a_restart(
     try:
         line = f"{fleet.printed_line()} --name second"
         machine.type(line)
-        wait_for(lambda: "Waiting for approval" in machine.output() or "pending" in machine.output(), "pending", 120)
+        wait_for(lambda: "Waiting for approval" in machine.output() or "pending" in machine.output(), "pending", 300)
         approved = fleet.cli("nodes", "approve", "second")
         assert approved.returncode == 0, approved.stderr
         fleet.wait_status("second", "healthy")

@@ -78,6 +78,24 @@ def test_a_little_slower_is_within_the_limit_however_sure_it_is() -> None:
     assert compare_builds(new, old, RolloutSettings(soak_s=300, max_slowdown=1.1), window_s=10).verdict
 
 
+@pytest.mark.parametrize(
+    ("old_s", "new_s", "is_worse"), [(0.014, 0.023, False), (0.014, 0.033, False), (0.014, 0.035, True)]
+)
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_few_milliseconds_are_the_load_of_a_machine_however_sure_and_however_many_times(
+    streamed: bool, old_s: float, new_s: float, is_worse: bool
+) -> None:
+    old, new = ([Sample(1e9, "smol", streamed, False, each * streamed, each, 0)] * 200 for each in (old_s, new_s))
+    assert bool(verdict(new, old)) is is_worse
+
+
+@pytest.mark.parametrize(("speed", "is_worse"), [(2000, False), (1001, False), (900, True)])
+def test_half_a_millisecond_per_token_is_the_load_of_a_machine(speed: float, is_worse: bool) -> None:
+    old, new = ([Sample(1e9, "smol", True, False, 0.1, 0.1 + 64 / each, 64)] * 200 for each in (2001, speed))
+    found = verdict(new, old)
+    assert found.startswith("tokens/s of smol") is is_worse, found
+
+
 def test_too_few_requests_of_either_build_are_not_judged() -> None:
     few, many = requests(19, seed=5, slow=10, failing=1.0), requests(100, seed=6)
     assert compare_builds(few, many, SOAK, window_s=10).figures == ()

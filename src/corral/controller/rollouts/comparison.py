@@ -19,6 +19,10 @@ ERRORS, FIRST_TOKEN, ANSWER, SPEED = "errors", "first_token", "answer", "tokens_
 # The same figure is judged every few seconds, so a single look must be almost certain.
 CERTAIN = 3.1
 _BOUND = 2.33  # of the lower bound of a share: one-sided, 99 %
+# Differences of two medians, in seconds (of a speed: per token). The load of two machines alone differs by as much, and
+# nobody notices them.
+LEAST_SLOWDOWN_S = 0.02
+LEAST_SLOWDOWN_OF_A_TOKEN_S = 0.0005
 MAX_WINDOWS = 60
 _MIN_TOKENS = 2  # for a speed
 
@@ -123,7 +127,10 @@ def _errors(model: str, new: Sequence[Sample], old: Sequence[Sample], settings: 
 def _times(name: str, model: str, new: Sequence[float], old: Sequence[float], limit: float) -> RolloutFigure:
     slower = -rank_certainty(new, old) if name == SPEED else rank_certainty(new, old)
     old_values, new_values = median(old), median(new)
-    ratio = old_values / new_values if name == SPEED else new_values / old_values
+    if name == SPEED:
+        ratio, is_noticed = old_values / new_values, 1 / new_values - 1 / old_values > LEAST_SLOWDOWN_OF_A_TOKEN_S
+    else:
+        ratio, is_noticed = new_values / old_values, new_values - old_values > LEAST_SLOWDOWN_S
     return RolloutFigure(
         name=name,
         model=model,
@@ -133,7 +140,7 @@ def _times(name: str, model: str, new: Sequence[float], old: Sequence[float], li
         new_requests=len(new),
         limit=limit,
         certainty=round(slower, 2),
-        worse=ratio > limit and slower > CERTAIN,
+        worse=ratio > limit and slower > CERTAIN and is_noticed,
     )
 
 
