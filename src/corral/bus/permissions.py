@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 
 from corral.contract.subjects import sanitise
 
@@ -109,7 +110,18 @@ def system_permissions(name: str) -> Permissions:
 @lru_cache(maxsize=4096)  # the bus within one process asks for the same few again and again
 def matches(pattern: str, subject: str) -> bool:
     """Does a subscription to `pattern` receive a message on `subject`?"""
-    return _covers(pattern.split("."), subject.split("."))
+    start, tokens = _split(pattern)
+    if not tokens:
+        return pattern == subject
+    return subject.startswith(start) and _covers(tokens, subject.split("."))
+
+
+@lru_cache(maxsize=1024)
+def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
+    """What its subjects begin with, and its tokens; none of a pattern that is one subject."""
+    tokens = tuple(pattern.split("."))
+    literal = tuple(takewhile(lambda token: token not in ("*", ">"), tokens))
+    return (".".join(literal), tokens) if literal != tokens else (pattern, ())
 
 
 def covers(wide: str, narrow: str) -> bool:

@@ -6,7 +6,7 @@ Only Core's compiler is used, not its engine: see `sqlite.py` for why. Every nam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 from sqlalchemy import text
@@ -23,6 +23,8 @@ Parameters = Mapping[str, Any]
 Row = tuple[Any, ...]
 Processor = Callable[[Any], Any]
 
+_Take = tuple[str, Any, Processor | None]  # the key of a parameter, the value without it, and its conversion
+
 _MISSING = object()
 # Statements that are module constants stay in the cache; statements built per call are evicted.
 _MAX_CACHED = 512
@@ -36,7 +38,7 @@ class Plan:
         self._compiled = cast(SQLCompiler, compiled)
         self.text = str(compiled)
         self._names = tuple(self._compiled.positiontup or ())
-        self._expands = any(bind.expanding for bind in self._compiled.binds.values())
+        self._expanding = frozenset(bind.key for bind in self._compiled.binds.values() if bind.expanding)
         self._writers = {
             name: writer
             for name, bind in self._compiled.binds.items()
@@ -48,8 +50,11 @@ class Plan:
 
     def bind(self, parameters: Parameters) -> tuple[str, tuple[Any, ...]]:
         """Text and arguments. Raises `Invalid` where a value cannot be stored."""
-        if not self._expands:
+        if not self._expanding:
             return self.text, self._arguments(parameters)
+        if self._expanding.isdisjoint(parameters):
+            text, takes = self._constant_lists
+            return text, self._arguments(parameters, takes)
         state = self._compiled.construct_expanded_state(parameters)
         writers = self._writers | dict(state.processors)
         names = state.positional_parameters if state.positiontup is None else state.positiontup
@@ -57,20 +62,31 @@ class Plan:
 
     def bind_many(self, rows: Sequence[Parameters]) -> tuple[str, list[tuple[Any, ...]]]:
         """The same for several rows of one shape."""
-        if not self._expands:
+        if not self._expanding:
             return self.text, [self._arguments(row) for row in rows]
         bound = [self.bind(row) for row in rows]
         return bound[0][0], [arguments for _, arguments in bound]
 
-    def _taken(self, name: str) -> tuple[str, Any, Processor | None]:
+    @cached_property
+    def _constant_lists(self) -> tuple[str, tuple[_Take, ...]]:
+        """Of a statement whose lists are all constants: what `construct_expanded_state` finds anew for each call."""
+        required = {bind.key: None for bind in self._compiled.binds.values() if bind.required}
+        state = self._compiled.construct_expanded_state(required)
+        writers = self._writers | dict(state.processors)
+        return state.statement, tuple(
+            self._taken(name) if name in self._compiled.binds else (name, state.parameters[name], writers.get(name))
+            for name in state.positiontup or ()
+        )
+
+    def _taken(self, name: str) -> _Take:
         bind = self._compiled.binds[name]
         return bind.key, _MISSING if bind.required else bind.effective_value, self._writers.get(name)
 
-    def _arguments(self, parameters: Parameters) -> tuple[Any, ...]:
+    def _arguments(self, parameters: Parameters, takes: Sequence[_Take] | None = None) -> tuple[Any, ...]:
         """The values that `construct_params` would find, without its unused rules: thousands of rows pass here at
         once."""
         values = []
-        for key, default, writer in self._takes:
+        for key, default, writer in self._takes if takes is None else takes:
             value = parameters.get(key, default)
             if writer is None and type(value) is str and value.isascii() and "\0" not in value:
                 values.append(value)  # most values
