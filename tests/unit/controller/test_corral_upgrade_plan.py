@@ -50,6 +50,12 @@ def test_a_node_that_is_away_or_has_failed_before_it_tried_does_not_keep_its_cla
     assert turns(row("a", "skipped"), row("b"))[0] == ["b"]
 
 
+def test_a_node_that_is_away_while_it_takes_over_keeps_its_class_waiting() -> None:
+    """Between two workers nobody answers for a moment. Seeds of the simulation saw a second node begin."""
+    assert turns(row("a", "downloading"), row("b"), absent={"a"})[0] == []
+    assert turns(row("b"), row("c", "downloading"), absent={"c"})[0] == []
+
+
 def test_a_bad_version_stops_all_until_a_person_acts() -> None:
     bad = row("a", "error", phase=BAD_VERSION, reason="it was not ready")
     begin, held = turns(bad, row("b"), row("c"), classes={"a": "cpu", "b": "cpu", "c": "gpu"})

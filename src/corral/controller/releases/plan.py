@@ -59,13 +59,15 @@ _LEFT_OUT = frozenset(
 
 def _node(row: OperationNode, hardware: str, is_absent: bool, now: datetime) -> RolloutNode:
     is_bad = row.status is OperationNodeStatus.ERROR and row.phase == BAD_VERSION
+    state = _state(row, is_absent, now)
     return RolloutNode(
         id=row.node_id,
         name=row.node_name,
         hardware=hardware,
-        state=_state(row, is_absent, now),
+        state=state,
         serves=False,  # the first in name order begins
-        present=not is_absent,
+        # A worker that takes over is away for a moment: its class waits for it, and tries no second node.
+        present=not is_absent or state is NodeState.SWITCHING,
         switch_failures=1 if is_bad else 0,
         reason=row.reason if is_bad else "",
     )
