@@ -359,5 +359,38 @@ PLANTED = (
         "a row that has ended moves again (invariant 9)",
         simulated=False,  # the store refuses to write such a row
     ),
+    # Releases of Corral.
+    PlantedFault(
+        "old-release-accepted",
+        "corral.worker.upgrade.release_pin",
+        "check_order",
+        "order.counter < pin.counter",
+        "False",
+        "a recorded order brings an old version of Corral back",
+    ),
+    PlantedFault(
+        "release-without-canary",
+        f"{_CONTROLLER}.releases.plan",
+        "choose_turns",
+        "row.node_id in ready and row.node_id not in step.held",
+        "row.node_id in ready",
+        "all nodes of a class are upgraded before one has shown that the version works",
+    ),
+    PlantedFault(
+        "bad-release-goes-on",
+        f"{_CONTROLLER}.releases.plan",
+        "_node",
+        "row.phase == BAD_VERSION",
+        "False",
+        "a version that does not work on one node is tried on the next one",
+    ),
+    PlantedFault(
+        "release-forgotten-by-next-leader",
+        f"{_CONTROLLER}.releases.upgrades",
+        "CorralUpgrades._advance",
+        "row.status is OperationNodeStatus.DOWNLOADING",
+        "False",
+        "an upgrade whose controller died is never ended (invariant 6)",
+    ),
     *PLANTED_IN_SHELLS,
 )

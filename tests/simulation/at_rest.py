@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from corral.controller.backends.rules import Unwanted, Wanted, fold
 from corral.controller.inventory.nodes import takes_backends
+from corral.controller.operations.views import KINDS_WITHOUT_RULE
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.store.records import ENDED, OperationNodeStatus
@@ -23,6 +24,7 @@ from corral.store.tables import (
 )
 from tests.simulation import replica_truth
 from tests.simulation.model_traffic import Clients
+from tests.simulation.releases import says_why
 from tests.simulation.trials import Trials
 from tests.simulation.workers import Worker
 from tests.support import invariants
@@ -71,6 +73,8 @@ class Truth:
             ):
                 continue
             operation = after.operations[key[0]]
+            if operation.kind in KINDS_WITHOUT_RULE:
+                continue  # no backend; see releases.py
             had = self.had_since(row.node_id, operation.backend, operation.created_at)
             shown = (
                 None in had
@@ -118,7 +122,7 @@ async def unsettled(simulation: Simulation) -> list[str]:
         left = []
         for operation in await operations.list_(tx, limit=10_000):
             rows = await operation_nodes.list_(tx, operation.id)
-            open_rows = [row for row in rows if row.status not in ENDED]
+            open_rows = [row for row in rows if row.status not in ENDED and not says_why(operation, row)]
             for row in open_rows:
                 left.append(f"{operation.kind} {operation.backend} on {row.node_name}: {row.status} {row.reason}")
         rules = await backend_rules.list_live(tx)

@@ -9,6 +9,8 @@ from random import Random
 
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition
+from corral.contract.sources import Wheel
+from corral.controller.distribution.own_wheel import OwnWheel
 from corral.controller.models.service import Models
 from corral.controller.models.views import definition_of
 from corral.kit.errors import Failed, NotFound, Unavailable
@@ -37,6 +39,24 @@ class SimulatedFiles:
 
     def sources_for(self, _node_id: str, _files: Sequence[ReplicaFile] = ()) -> tuple[tuple[str, ...], str]:
         return ("https://blobs.test",), "token"
+
+
+class SimulatedPackages:
+    """The wheels of a release, on the controllers: there in a moment, or not to be had."""
+
+    def __init__(self, chance: Random) -> None:
+        self.fails = 0.0
+        self._chance = chance
+
+    async def fetch_all(self, _release: OwnWheel, _platform: str, _python: str) -> tuple[Wheel, ...]:
+        await asyncio.sleep(self._chance.choice((0.0, 1.0, 20.0)))
+        if self._chance.random() < self.fails:
+            raise Unavailable("the package index is away")
+        return ()
+
+    def find(self, digest: str) -> str:
+        """As a store of blobs, which has them all."""
+        return digest
 
 
 class SimulatedModels(Models):

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+from corral.blobs.store import BlobStore
 from corral.bus.local import LocalBus
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.health.classify import Guard
@@ -15,8 +16,9 @@ from corral.controller.health.monitor import HealthMonitor
 from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
-from corral.controller.replicas.provisioners import FileSource
-from corral.controller.replicas.reconcile import ReplicaPace
+from corral.controller.releases.calls import ReleaseCalls
+from corral.controller.releases.upgrades import CorralUpgrades, UpgradePace
+from corral.controller.replicas.reconcile import LEASE, ReplicaPace
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
@@ -31,7 +33,7 @@ from corral.kit.settings import Seconds
 from corral.store.engine.inline_sqlite import StepHook, TransactionStep
 from corral.store.engine.transactions import Store
 from corral.store.tables.nodes import Heartbeat
-from tests.simulation.catalogue import SimulatedModels
+from tests.simulation.catalogue import SimulatedFiles, SimulatedModels, SimulatedPackages
 from tests.simulation.census import Census
 from tests.simulation.processes import LOAD_AGAIN_S
 
@@ -51,6 +53,7 @@ BACKENDS = BackendSettings(
 PACE = BackendPace(renew_s=14.0, inventory_flush_s=6.0, silent_poll_s=30.0, upgrade_rest_s=60.0, rest_s=0.1)
 
 
+UPGRADE_PACE = UpgradePace(interval_s=20.0, poll_s=6.0, silent_s=120.0)
 REPLICAS = ReplicaSettings(replica_interval_s=Seconds(30))
 REPLICA_PACE = ReplicaPace(
     busy_interval_s=6.0,
@@ -119,7 +122,14 @@ class Surroundings(Protocol):
     def catalogue(self) -> Catalogue: ...
 
     @property
-    def files(self) -> FileSource: ...
+    def files(self) -> SimulatedFiles: ...
+
+    @property
+    def packages(self) -> SimulatedPackages: ...
+
+    @property
+    def releases(self) -> object | None:
+        """None: nobody upgrades Corral in this run."""
 
     def clock_of(self, name: str) -> Clock: ...
 
@@ -182,8 +192,30 @@ class Controller:
             on_return=self.health.wake.set,
             on_heartbeat=self.backends.inventories.on_heartbeat,
         )
+        self.upgrades = CorralUpgrades(
+            store,
+            ReleaseCalls(self.bus, timeout_s=10.0),
+            around.packages,
+            cast(BlobStore, around.packages),
+            around.files,
+            leadership,
+            self.feed,
+            clock,
+            BACKENDS,
+            lease=LEASE,
+            pace=UPGRADE_PACE,
+        )
         presence = Presence(store, f"{name}", clock, interval_s=_LEASE_S / 2)
-        parts = (self.feed, self.heartbeats, self.health, presence, *self.backends.parts, *self.replicas.parts)
+        parts: tuple[Any, ...] = (
+            self.feed,
+            self.heartbeats,
+            self.health,
+            presence,
+            *self.backends.parts,
+            *self.replicas.parts,
+        )
+        if around.releases is not None:
+            parts = (*parts, self.upgrades)
         self._tasks = [asyncio.get_running_loop().create_task(self._part(part)) for part in parts]
 
     async def asked(self, work: Callable[[], Awaitable[Any]]) -> Any:

@@ -38,14 +38,16 @@ from corral.store.engine.transactions import Store
 from corral.store.tables import node_labels, node_tombstones, nodes, revisions
 from corral.store.tables.nodes import Node
 from tests.simulation import at_rest
-from tests.simulation.catalogue import SimulatedFiles
+from tests.simulation.catalogue import SimulatedFiles, SimulatedPackages
 from tests.simulation.census import Census
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Controller, Died, StoreLuck
 from tests.simulation.facts import FactsReader, Lately, at_once
 from tests.simulation.galleries import Galleries
 from tests.simulation.processes import BUSY_IS_KNOWN_S
 from tests.simulation.real_orders import disks_without_threads
+from tests.simulation.releases import ReleaseWorld
 from tests.simulation.replica_truth import ReplicaTruth
+from tests.simulation.upgrades import versions_without_files
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Luck, Worker
 from tests.support import invariants
@@ -81,6 +83,7 @@ class Simulation:
         self.store_luck = StoreLuck(self.chance("store"))
         self.catalogue = Galleries(self.chance("shelf"))
         self.files = SimulatedFiles(self.chance("files"))
+        self.packages = SimulatedPackages(self.chance("packages"))
         self.hub = _Hub(self, seed)
         self.controllers: dict[str, Controller | None] = {}
         self.workers: dict[str, Worker] = {}
@@ -92,6 +95,7 @@ class Simulation:
         self._replicas = ReplicaTruth(self._database, loop.time, self._is_surely_busy)
         self.bus_trouble_at = float("-inf")  # when a connection to the bus was last lost, silent or found again
         self.has_trial = False  # see trials.py
+        self.releases: ReleaseWorld | None = None  # see releases.py
         self._seen = Facts()
         self._lately = Lately(loop.time, self._seen)
         self._taken_out: list[TakenOut] = []
@@ -130,6 +134,15 @@ class Simulation:
     def dies(self, worker: Worker) -> None:
         self.note(worker.name, "dies at work")
         self.kill_worker(worker.name, self.chance(f"{worker.name} {worker.starts}").uniform(1, 30))
+
+    def replaces(self, worker: Worker, after_s: float) -> None:
+        self.kill_worker(worker.name, after_s, fault="")
+
+    def is_release(self, wheel: str) -> bool:
+        return self.releases is not None and self.releases.is_release(wheel)
+
+    def quality_of(self, wheel: str, worker: Worker) -> str:
+        return self.releases.quality_of(wheel, worker) if self.releases is not None else ""
 
     def changed(self, worker: Worker, name: str) -> None:
         self.truth.changed(worker, name)
@@ -213,12 +226,16 @@ class Simulation:
         self._count_fault("machine lost power")
         self.kill_worker(name, again_after_s)
         self.workers[name].disk.processes.clear()
+        versions = self.workers[name].disk.versions
+        if versions is not None and versions.loses_power():
+            self._count_fault("machine lost power while a release was built or tried")
 
-    def kill_worker(self, name: str, again_after_s: float | None = None) -> None:
+    def kill_worker(self, name: str, again_after_s: float | None = None, *, fault: str = "worker killed") -> None:
         task = self._running.pop(name, None)
         if task is not None:
             self.note(name, "is killed")
-            self._count_fault("worker killed")
+            if fault:
+                self._count_fault(fault)
             self.census.node_stopped(name, self.loop.time())
             worker = self.workers[name]
             if worker.bus is not None:
@@ -309,6 +326,9 @@ class Simulation:
         self._lately.add(after)
         for why in self.truth.unproven(before, after):
             self.failed(why)
+        if self.releases is not None:
+            for why in self.releases.breaches(before, after):
+                self.failed(why)
         fallen = invariants.taken_out(before, after, self.clock.now(), _WINDOW)
         if fallen:
             self._taken_out = [*invariants.still_out(self._taken_out, after), *fallen]
@@ -357,7 +377,7 @@ class Simulation:
         self.store_luck.away = False
         self.store_luck.fails = self.store_luck.dies = 0.0
         self.catalogue.away = self.files.away = False
-        self.files.fails = 0.0
+        self.files.fails = self.packages.fails = 0.0
         for bus in self.buses():
             if bus.frozen:  # what was sent meanwhile is lost, so it never just goes on: it is found silent and replaced
                 bus.lose_connection("found silent")
@@ -381,6 +401,9 @@ class Simulation:
             self.kill_controller(name)
         for name in list(self._running):
             self.kill_worker(name)
+        for worker in self.workers.values():
+            if worker.disk.versions is not None:
+                worker.disk.versions.loses_power()
         while self._tasks:
             await asyncio.wait(set(self._tasks))
         left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -477,7 +500,7 @@ def simulate(
         try:
             simulation = Simulation(seed, loop, database, plan or Plan())
             loop.set_exception_handler(lambda _, context: simulation.failed(f"unexpected: {context}"))
-            with _log_of(simulation, verbose=verbose), disks_without_threads():
+            with _log_of(simulation, verbose=verbose), disks_without_threads(), versions_without_files():
                 try:
                     loop.run_until_complete(simulation.run(chaos))
                 except Broken as error:

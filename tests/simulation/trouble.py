@@ -20,6 +20,7 @@ from tests.simulation.galleries import BACKENDS
 from tests.simulation.leftovers import leave_behind
 from tests.simulation.model_traffic import Clients, ModelPeople
 from tests.simulation.real_orders import WorkerWithRealOrders
+from tests.simulation.releases import ReleaseWorld
 from tests.simulation.simulation import Simulation
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
 
@@ -36,11 +37,15 @@ _MACHINES: tuple[dict[str, Any], ...] = (
 async def chaos(simulation: Simulation) -> None:
     chance = simulation.chance("chaos")
     simulation.has_trial = True
+    if simulation.chance("releases wanted").random() < 0.3:
+        simulation.releases = ReleaseWorld(simulation, simulation.chance("releases"))
     Trouble(simulation, chance).set_up()
     async with asyncio.TaskGroup() as tasks:
         people = People(simulation, simulation.chance("people"))
         trouble = Trouble(simulation, simulation.chance("trouble"))
         actors = [tasks.create_task(people.run()), tasks.create_task(trouble.run())]
+        if simulation.releases is not None:
+            actors.append(tasks.create_task(simulation.releases.run()))
         if chance.random() < 0.5:  # the others are about backends alone
             actors.append(tasks.create_task(ModelPeople(simulation, simulation.chance("people of models")).run()))
             actors.append(tasks.create_task(Clients(simulation, simulation.chance("clients")).run()))
@@ -118,6 +123,8 @@ class Trouble:
         worker = kind(self.sim, name, self.sim.chance(f"worker {name}"), **known)
         if isinstance(worker, LocalAIWorker):
             worker.digests = self.chance.random() < 0.5
+        if self.sim.releases is not None and not isinstance(worker, LocalAIWorker):
+            self.sim.releases.equip(worker)
         for backend in BACKENDS:  # somebody's own doing, before we came
             if self.chance.random() < 0.1:
                 worker.change("install", backend, f"sha256:{backend}-old", "0.9")

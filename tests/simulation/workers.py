@@ -25,6 +25,7 @@ from corral.worker.agent.orders.runner import EventPublisher, OrderRunner
 from corral.worker.metrics import WorkerMetrics
 from tests.simulation.census import Census
 from tests.simulation.processes import DiskOutcomes, Process, ProcessHost
+from tests.simulation.upgrades import VersionsOnDisk, serving_releases
 
 METRICS = WorkerMetrics()  # nobody looks at them, and they are slow to make
 BEAT_S = 10.0
@@ -56,6 +57,7 @@ class Disk:
     # What runs is no worker's child, and so is here: as long as the machine is on.
     processes: dict[str, Process] = field(default_factory=dict)
     process_ids: set[str] = field(default_factory=set)  # of all that ever ran
+    versions: VersionsOnDisk | None = None  # of Corral; None: nobody releases any in this run
 
     def read_bytes(self) -> bytes:
         """Of the outcomes, as the real worker keeps them."""
@@ -133,6 +135,17 @@ class Environment(Protocol):
     def changed(self, worker: Worker, name: str) -> None:
         """The disk is another from now on."""
 
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A process that outlives the worker."""
+
+    def replaces(self, worker: Worker, after_s: float) -> None:
+        """The worker ends, and the current version of Corral is started in its place."""
+
+    def is_release(self, wheel: str) -> bool: ...
+
+    def quality_of(self, wheel: str, worker: Worker) -> str:
+        """Of a release, on such a machine: empty is good."""
+
 
 class Worker:
     """What both kinds share. `run` is the process: cancelled is killed."""
@@ -153,6 +166,7 @@ class Worker:
         self.silent = False  # it lives, and nothing of it reaches anybody by HTTP
         self.others_bytes = 0  # memory that other programs take
         self.on_change: Callable[[], None] = lambda: None
+        self.knows_releases = "yes"  # or "not", of an older worker, or "refuses"
         self._tasks: asyncio.TaskGroup | None = None
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -164,6 +178,8 @@ class Worker:
         """Registers, for as long as it takes; then serves for ever."""
         self.starts += 1
         self._locks = {}
+        if self.disk.versions is not None:
+            self.disk.versions.starts(self.sim.clock.now())
         self.forget()
         while True:
             try:
@@ -175,7 +191,7 @@ class Worker:
                 await asyncio.sleep(self.chance.uniform(1, 5))
         self.bus = bus = self.sim.join_bus(f"worker-{self.name}-{self.starts}")
         try:
-            async with self.alive(bus), asyncio.TaskGroup() as self._tasks:
+            async with self.alive(bus), serving_releases(self, bus), asyncio.TaskGroup() as self._tasks:
                 await self.serve(bus)
                 while True:
                     await self.beat()

@@ -20,6 +20,7 @@ from corral.contract.messages.nodes import NodeStatus
 from corral.contract.view import ViewReplica
 from corral.controller.health.classify import Guard
 from corral.controller.inventory.installed import find_installed
+from corral.controller.operations.views import KINDS_WITHOUT_RULE
 from corral.store.records import (
     ENDED,
     BackendIntent,
@@ -95,7 +96,7 @@ def astray(facts: Facts) -> list[str]:
         names = ", ".join(sorted(row.node_name for row in left))
         if left and operation.finished_at is not None:
             wrong.append(f"operation {id} is said to have ended, but not on {names}")
-        if left and operation.kind != "fetch" and operation.generation not in facts.rules:
+        if left and operation.kind not in KINDS_WITHOUT_RULE and operation.generation not in facts.rules:
             wrong.append(f"no rule asks any more for what operation {id} still has to do on {names}")
         if not left and operation.finished_at is None:
             wrong.append(f"operation {id} has nothing left to do and is not said to have ended")
@@ -151,7 +152,7 @@ def unproven(before: Facts, after: Facts) -> list[str]:
 
 
 def is_shown(operation: Operation, row: OperationNode, inventory: Inventory | None) -> bool:
-    if operation.kind == "fetch":
+    if operation.kind in KINDS_WITHOUT_RULE:
         return True  # no node's inventory has to do with it
     if inventory is None:
         return False
