@@ -104,7 +104,12 @@ def nginx(folder: Path, inside: str, port: int) -> Iterator[psutil.Process]:
     config = folder / "nginx.conf"
     config.write_text(NGINX.format(folder=folder, inside=inside))
     with running(["nginx", "-c", str(config), "-p", str(folder)], port, folder / "log") as master:
-        yield master.children()[0]  # its one worker does the work
+        deadline = time.monotonic() + 20
+        while not (workers := master.children()):  # it listens before it starts them
+            if time.monotonic() > deadline:
+                raise SystemExit("nginx has started no worker")
+            time.sleep(0.01)
+        yield workers[0]  # its one worker does the work
 
 
 @contextlib.contextmanager
