@@ -225,7 +225,7 @@ def build_handler(
 def _with_spans(receipts: ReceiptBuffer, spans: RequestSpans) -> Callable[[list[FinishedRequest]], None]:
     def on_counted(finished: list[FinishedRequest]) -> None:
         receipts.add_finished(finished)
-        spans.record_finished(finished)
+        spans.record_finished()
 
     return on_counted
 

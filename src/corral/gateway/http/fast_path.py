@@ -75,6 +75,7 @@ class InferenceFastPath:
         spans: RequestSpans | None = None,
     ) -> None:
         self._spans = spans
+        self._skip = 0.0 if spans is None else spans.next_skip()  # requests until the next that is traced
         self._handle_prepared = handle_prepared
         self._fleets = fleets
         self._route_now = router.route_now
@@ -115,10 +116,11 @@ class InferenceFastPath:
             policy.forward = self._prepare(policy, client, head, route)
             policy.route = route
         self._counts.in_flight += 1
-        spans = self._spans
-        if spans is not None and (traceparent or spans.is_sampled()) and policy.forward is not None:
-            forward = policy.forward
-            return _forward_below(forward, traceparent, spans) if traceparent else _forward_first(forward, spans)
+        if self._spans is not None:
+            if self._skip and not traceparent:
+                self._skip -= 1
+            elif policy.forward is not None:
+                return self._with_trace(policy.forward, traceparent, self._spans)
         return policy.forward
 
     def on_response(
@@ -139,6 +141,8 @@ class InferenceFastPath:
         if len(response) > TAIL_BYTES:
             response = both_ends(response)
         uncounted.append((tag, request_id, status, started, ended, response))
+        if forward.traceparent and self._spans is not None:
+            self._spans.on_finished(uncounted[-1])
         if len(uncounted) >= MAX_UNCOUNTED:
             counts.count_finished()
         if tag.limiter is not None:
@@ -166,6 +170,8 @@ class InferenceFastPath:
         if summary.first_s is not None:
             counts.first_byte.observe(summary.first_s)
         counts.uncounted.append((tag, request_id, status, started, ended, summary))
+        if forward.traceparent and self._spans is not None:
+            self._spans.on_finished(counts.uncounted[-1])
         if len(counts.uncounted) >= MAX_UNCOUNTED:
             counts.count_finished()
         if tag.limiter is not None:
@@ -199,6 +205,13 @@ class InferenceFastPath:
             return None
         client = authenticate(fleet, head.headers, self._fleets.server_now)
         return None if isinstance(client, Response) or not client.may_infer else client
+
+    def _with_trace(self, forward: PreparedForward, traceparent: bytes, spans: RequestSpans) -> PreparedForward:
+        """The forward of one request that is traced, or whose client says that it is."""
+        if traceparent:
+            return _forward_below(forward, traceparent, spans)
+        self._skip = spans.next_skip()
+        return _forward_first(forward, spans)
 
     def _prepare(self, policy: HeadPolicy, client: Client, head: KnownHead, route: Route) -> PreparedForward:
         forward = policy.forwards.get(route)

@@ -49,14 +49,15 @@ class RequestSpans:
     def __init__(self, tracer: Tracer, receipts: ReceiptBuffer) -> None:
         self._tracer = tracer
         self._receipts = receipts
-        self.is_sampled = tracer.is_sampled
+        self._finished: list[FinishedRequest] = []  # traced ones that ended on the fast path and are not recorded yet
+        self.next_skip = tracer.next_skip
 
     def start(self, headers: Headers, method: bytes) -> RequestTrace | None:
         server = self._tracer.start(headers)
         return None if server is None else RequestTrace(server, server.child(), method)
 
     def start_new(self) -> RequestTrace:
-        """For a request that `is_sampled` chose, without a `traceparent`."""
+        """For a request without a `traceparent` that is to be traced."""
         server = TraceContext.first()
         return RequestTrace(server, server.child())
 
@@ -76,9 +77,15 @@ class RequestSpans:
     def record(self, trace: RequestTrace, receipt: Receipt) -> None:
         self._tracer.exporter.add(lambda: [encode_span(each) for each in build_spans(trace, receipt)])
 
-    def record_finished(self, finished: list[FinishedRequest]) -> None:
-        """Requests that ended on the fast path."""
+    def on_finished(self, request: FinishedRequest) -> None:
+        """A request that was sent with a `traceparent` ended on the fast path."""
+        if request[0].trace is not None:
+            self._finished.append(request)
+
+    def record_finished(self) -> None:
+        """Record the requests that ended on the fast path."""
         offset_s = self._receipts.offset_s
+        finished, self._finished = self._finished, []
         for template, request_id, status, started, ended, response in finished:
             if template.trace is not None:
                 times = started + offset_s, ended + offset_s

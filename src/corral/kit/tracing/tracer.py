@@ -27,7 +27,7 @@ class Tracer:
         self._follow_clients = settings.traces_follow_clients
         self.exporter = exporter
         self.now = now
-        self._skip = self._next_skip()
+        self._skip = self.next_skip()
 
     def is_sampled(self) -> bool:
         """Whether to trace the next request that has no `traceparent`. It draws once for each traced request: the
@@ -35,7 +35,7 @@ class Tracer:
         if self._skip:
             self._skip -= 1
             return False
-        self._skip = self._next_skip()
+        self._skip = self.next_skip()
         return True
 
     def start(self, headers: Sequence[tuple[bytes, bytes]]) -> TraceContext | None:
@@ -62,7 +62,8 @@ class Tracer:
         """`join` for a request with this `traceparent`, on the fast path."""
         return _below(parse_traceparent(traceparent))
 
-    def _next_skip(self) -> float:
+    def next_skip(self) -> float:
+        """How many requests without a `traceparent` are not traced until the next one that is, drawn at random."""
         if self._share <= 0:
             return math.inf
         if self._share >= 1:
