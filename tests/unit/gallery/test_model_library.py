@@ -8,8 +8,7 @@ import pytest
 
 from corral.gallery.galleries import Gallery
 from corral.gallery.index_fetcher import IndexFetcher
-from corral.gallery.models.library import Fetchers, ModelLibrary
-from corral.gallery.models.private_networks import refuse_private
+from corral.gallery.models.library import Fetchers, ModelLibrary, refuse_private
 from corral.gallery.models.variants import FleetMachine
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Invalid, NotFound, Unavailable, Unreachable

@@ -1,14 +1,18 @@
 """The configured galleries of models: entries by name, and the definition of an entry with its base document and
-variant."""
+variant. URLs in untrusted indexes are kept out of private networks (docs/reference/wire/gallery.md#model-entry).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -19,10 +23,10 @@ from corral.gallery.index_cache import OPTIONS, Fetch, GalleryState, IndexCache,
 from corral.gallery.index_fetcher import HttpDownloader, IndexFetcher, Stamp, display_url
 from corral.gallery.models.definition import Base, make_definition, read_base
 from corral.gallery.models.entries import ModelEntry, ModelIndex, read_built_in_models, read_model_index
-from corral.gallery.models.private_networks import refuse_private, same_host
 from corral.gallery.models.variants import FleetMachine, choose_variant
 from corral.kit.clock import Clock
 from corral.kit.errors import Failed, Invalid, NotFound, Unavailable
+from corral.kit.hosts import is_address
 
 _MAX_BASES = 64
 
@@ -217,3 +221,27 @@ def _named(index: ModelIndex, name: str) -> ModelEntry | None:
 
 def _as_url(place: str) -> str:
     return github_url(place.removeprefix("github:").lstrip("/")) if place.startswith("github:") else place
+
+
+async def refuse_private(url: str) -> None:
+    """Raises Invalid for a host that is, or resolves to, an address that is not global.
+
+    A name could resolve to another address a moment later; only the owner of a configured index could make use of that.
+    A name that cannot be resolved here is accepted: a proxy may resolve it."""
+    host = urlsplit(url).hostname or ""
+    try:
+        addresses = [host] if is_address(host) else await _resolve(host)
+    except OSError:
+        return
+    if any(not ipaddress.ip_address(address.partition("%")[0]).is_global for address in addresses):
+        raise Invalid(f"{host} is in a private network: a gallery on another host must not refer to it")
+
+
+def same_host(url: str, other: str) -> bool:
+    """Whether both URLs have the same host: the host of an index may serve its documents."""
+    return bool(urlsplit(url).hostname) and urlsplit(url).hostname == urlsplit(other).hostname
+
+
+async def _resolve(host: str) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return [str(place[4][0]) for place in found]
