@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corral.contract.admin import OperationNodeView, OperationView
 from corral.contract.rollouts import RolloutClassView, RolloutFigureView, RolloutView
-from corral.controller.operations.why import explain
+from corral.controller.operations.why import explain, explain_rollout
 
 
 def operation(*rows: OperationNodeView) -> OperationView:
@@ -19,6 +19,15 @@ def test_nodes_with_the_same_reason_are_one_sentence() -> None:
     assert found.lines == (
         "attic: error, exit 1; failed 3 times, next attempt at noon",
         "n0, n1, n2 and 2 more: queued, waits for its turn",
+    )
+
+
+def test_a_rollout_says_what_its_nodes_wait_for() -> None:
+    view = RolloutView("op7", "vllm", "canary", "", message="a switches first")
+    row = OperationNodeView("a", "a", "queued", 0.0, error="waits until another node serves m")
+    assert explain_rollout(view, [row]).lines == (
+        "rollout: a switches first",
+        "a: queued, waits until another node serves m",
     )
 
 

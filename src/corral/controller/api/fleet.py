@@ -61,8 +61,9 @@ class WhyRoutes(Controller):
         return explain(await operations.view(job_id), await rollouts.find_view(job_id))
 
     @get("/rollouts/{job_id:str}", summary="Explain a rollout: how far it is, and the figures that decide about it")
-    async def rollout(self, rollouts: Rollouts, job_id: str) -> WhyRollout:
-        return explain_rollout(await rollouts.view(job_id))
+    async def rollout(self, operations: Operations, rollouts: Rollouts, job_id: str) -> WhyRollout:
+        rollout = await rollouts.view(job_id)
+        return explain_rollout(rollout, (await operations.view(rollout.operation_id)).nodes)
 
 
 ROUTES: tuple[Any, ...] = (cluster, galleries, apply_file, export_file, WhyRoutes)

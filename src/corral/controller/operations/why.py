@@ -30,8 +30,9 @@ def _of_nodes(rows: Sequence[OperationNodeView]) -> Iterator[str]:
         yield f"{where}: {status}" + (f", {reason}" if reason else "") + (again if status == "error" else "")
 
 
-def explain_rollout(rollout: RolloutView) -> WhyRollout:
-    return WhyRollout(rollout, tuple(_of_rollout(rollout)))
+def explain_rollout(rollout: RolloutView, rows: Sequence[OperationNodeView] = ()) -> WhyRollout:
+    """`rows`: of its operation, which say what each node waits for."""
+    return WhyRollout(rollout, (*_of_rollout(rollout), *_of_nodes(rows)))
 
 
 def _of_rollout(rollout: RolloutView) -> Iterator[str]:
