@@ -16,6 +16,7 @@ from corral.store.tables import (
     backend_intents,
     backend_rules,
     backend_targets,
+    due_switches,
     models,
     node_labels,
     nodes,
@@ -153,6 +154,8 @@ async def unsettled(simulation: Simulation) -> list[str]:
         for intent in await backend_intents.list_(tx):
             if intent.stage in ("sent", "waiting"):
                 left.append(f"intent {intent.kind} {intent.backend} on {intent.node_id} is {intent.stage}")
+        for switch in await due_switches.list_(tx):
+            left.append(f"{switch.node_id} waits for another node to serve {', '.join(switch.models)}")
     # An upgrade is a success as soon as the inventory shows the new version. Its worker may still be replacing
     # processes then, and what is replaced during an outage is in no view before its end.
     left += [

@@ -355,6 +355,7 @@ class PlanProcess(Message, frozen=True):
     # in_place: names of other nodes whose replicas answer meanwhile; none: requests for the model wait at the gateway
     served_by: tuple[str, ...] = ()
     could_serve: tuple[str, ...] = ()  # of the latter: names of nodes whose memory could hold a replica
+    moves_to: str = ""  # of these: the node that is likely to start a replica first, so that no request waits
 
 
 class PlanNode(Message, frozen=True):

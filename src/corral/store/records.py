@@ -243,6 +243,18 @@ class BackendIntent(msgspec.Struct, frozen=True):
     switch_failed: bool = False  # an attempt for this rule failed after the download, and none has succeeded since
 
 
+class DueSwitch(msgspec.Struct, frozen=True):
+    """A node switches a backend, or waits to do so, and its processes have to end before their successors start:
+    another node takes the models that no other one serves."""
+
+    node_id: str
+    backend: str
+    operation_id: str
+    since: datetime
+    models: tuple[str, ...]
+    refusals: dict[str, str] = msgspec.field(default_factory=dict[str, str])  # by model: why no other node takes it
+
+
 class UploadRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an upload was requested with. `key` stands for its content; the others are for users."""
 

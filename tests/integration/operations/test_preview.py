@@ -181,11 +181,27 @@ async def test_where_another_node_serves_the_model_meanwhile_the_plan_names_it(f
     assert "starts beside it (needs 5.0 GiB of RAM, 60.0 GiB free)" in nodes["shed"].processes
 
 
+async def test_where_another_node_could_serve_it_takes_the_model_first(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn", available_ram=4 * GIB)
+    await fleet.corral("shed", available_ram=60 * GIB)
+    await fleet.corral("attic", available_ram=50 * GIB)
+    await fleet.until(await fleet.install(), "done")
+    one = ReplicaProcess("p1", "smollm", 0, "vllm", "ready", "openai", memory_bytes=5 * GIB)
+    await told(fleet, barn, one)
+    fleet.catalogue.publish("vllm", "sha256:2")
+    node = (await planned(fleet, "upgrade", node="barn"))["barn"]
+    assert [(each.could_serve, each.moves_to) for each in node.replaces] == [(("attic", "shed"), "shed")]
+    assert node.processes.endswith("; shed takes smollm first (5.0 GiB), so that no request waits for it")
+    node = (await planned(fleet, "install", node="barn", force=True))["barn"]
+    assert [each.moves_to for each in node.replaces] == [""], "only an upgrade waits for its turn"
+
+
 async def test_where_requests_have_to_wait_the_plan_names_nodes_with_the_memory(fleet: Fleet) -> None:
-    barn, _ = await fleet.corral("barn", available_ram=4 * GIB), await fleet.corral("shed", available_ram=60 * GIB)
+    barn = await fleet.corral("barn", available_ram=4 * GIB)
+    await fleet.until(await fleet.install(), "done")
+    await fleet.corral("shed", available_ram=60 * GIB)  # without the backend
     await fleet.corral("attic", available_ram=1 * GIB)
     await fleet.corral("mill", available_ram=60 * GIB, arch="arm64")
-    await fleet.until(await fleet.install(), "done")
     one = ReplicaProcess("p1", "smollm", 0, "vllm", "ready", "openai", memory_bytes=5 * GIB)
     await told(fleet, barn, one)
     fleet.catalogue.publish("vllm", "sha256:2")

@@ -15,6 +15,7 @@ from corral.kit.errors import Conflict, Failed, NotFound
 from corral.store import Store, open_store
 from corral.store.copy import CopyProgress, copy_store, migrate_store
 from corral.store.engine import leases
+from corral.store.records import DueSwitch
 from corral.store.tables import (
     all_tables,
     api_keys,
@@ -24,6 +25,7 @@ from corral.store.tables import (
     bus_credentials,
     cluster_secrets,
     controllers,
+    due_switches,
     join_tokens,
     load_jobs,
     model_files,
@@ -117,6 +119,7 @@ async def fill(store: Store) -> None:
             await node_files.seen(tx, [(node.id, "sha256:a"), (node.id, "sha256:b")])
             await peer_processes.put(tx, [a_peer_process(node.id, f"p{number}")])
             await backend_intents.put(tx, [an_intent(node.id, "vllm"), an_intent(node.id, "ümläut")])
+            await due_switches.put(tx, [DueSwitch(node.id, "vllm", f"op{number}", NOON, ("ä",), {"ä": "too small"})])
             await backend_rules.insert(tx, a_rule(generation=number, excluded=(node.id,), withdrawn_at=NOON))
             await backend_targets.add(tx, [a_target(capability=f"c{number}")])
             await operations.insert(tx, an_operation(id=f"op{number}"))
@@ -200,6 +203,7 @@ async def test_everything_arrives(store: Store, target: Store) -> None:
             revisions.read_all,
             backend_intents.list_,
             backend_rules.list_live,
+            due_switches.list_,
             node_backends.list_,
             node_files.list_,
             peer_processes.list_,

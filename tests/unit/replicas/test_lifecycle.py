@@ -232,3 +232,14 @@ def test_which_of_several_processes_is_its_own() -> None:
     assert own(ordered, ("again", "ready")) == "again"
     upgraded = step(running, a_host(a_process("stopping"), a_process("ready", "next")))
     assert upgraded == Keep(running)
+
+
+@pytest.mark.parametrize("listed", [(), (a_process("stopping"),)], ids=["it is gone", "it stops"])
+def test_one_whose_process_ends_for_a_switch_stays_for_its_successor(
+    listed: tuple[ReplicaProcess, ...],
+) -> None:
+    row = a_row("running", ready_at=NOON)
+    assert step(row, a_host(*listed, switching=frozenset({"m"}))) == Keep(row)
+    assert step(row, a_host(*listed, switching=frozenset({"other"}))) != Keep(row)
+    successor = a_process("ready", "op-2")
+    assert step(row, a_host(*listed, successor)) == Keep(row)

@@ -34,6 +34,7 @@ class Machine:
     processes: dict[str, ReplicaProcess] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)
     ram: int = 16 * GIB
+    switching: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Sim:
                 available_ram=free[name] + GIB,
                 builds={"b": Build(BuildState.INSTALLED)},
                 max_replicas_per_model=2,
+                switching=each.switching,
             )
             for name, each in self.machines.items()
         }
@@ -311,3 +313,57 @@ def test_what_must_not_answer_any_more_is_not_counted_when_another_model_needs_r
     assert leaving == {"a-0": "it is of an earlier revision", "b-0": "it is of an earlier revision"}
     sim.rest()
     assert sim.serving(sim.models["kept"]) == 2
+
+
+# --- a node that has to end its only replica for a while
+
+
+def about_to_switch(**other: Any) -> Sim:
+    """The only replica runs on `n`, whose backend is about to be switched."""
+    sim = Sim({"n": Machine("n", ram=8 * GIB)}, {"m": a_model("m", need=8 * GIB, min_replicas=1)})
+    sim.rest()
+    sim.machines["other"] = Machine("other", **other)
+    sim.machines["n"].switching = {"m": ""}
+    return sim
+
+
+def test_another_node_takes_the_model_first() -> None:
+    sim = about_to_switch()
+    sim.rest()
+    assert sim.serving(sim.models["m"]) == 2
+    assert sim.jobs == {}, "no request waits for it"
+
+
+def test_why_no_node_takes_it_is_told() -> None:
+    sim = about_to_switch(ram=4 * GIB)
+    result = sim.step()
+    assert result.not_taken["m"].startswith("no node can run m (needs 8.0 GiB: said): other")
+    sim.machines["n"].switching = dict(result.not_taken)
+    sim.rest()
+    assert sim.serving(sim.models["m"]) == 1
+
+
+def test_a_start_that_fails_there_is_no_failed_load() -> None:
+    """Requests would be refused while the node switches, instead of waiting."""
+    sim = about_to_switch()
+    sim.failing = 1.0
+    told: dict[str, str] = {}
+    for _ in range(5):
+        result = sim.step()
+        told |= result.not_taken
+        sim.machines["n"].switching = dict(told) or {"m": ""}
+    assert told == {"m": "other: broken"}
+    assert (sim.jobs, [row.node_id for row in sim.rows.values()]) == ({}, ["n"])
+
+
+def test_a_failed_load_that_rests_is_not_waited_for() -> None:
+    sim = about_to_switch()
+    sim.jobs["m"] = fail(begin("m", "r1", sim.now), "other", "no memory", sim.now, Cooldown(), elsewhere=False)
+    assert sim.step().not_taken == {"m": "no memory"}
+
+
+@pytest.mark.parametrize("disabled", [True, False])
+def test_a_model_that_is_not_wanted_any_more_holds_nothing_up(disabled: bool) -> None:
+    sim = about_to_switch()
+    sim.models = {"m": replace(sim.models["m"], disabled=True)} if disabled else {}
+    assert sim.step().not_taken == {"m": "the model was disabled" if disabled else "the model was deleted"}

@@ -11,7 +11,15 @@ import pytest
 from corral.contract.labels import selector_of_map
 from corral.controller.scheduler.eviction import EvictFirst, Purpose, WaitForCapacity
 from corral.controller.scheduler.placement import Placed
-from corral.controller.scheduler.scaling import Hold, ScaleDown, ScaleStep, ScaleUp, Unsatisfied, plan_scaling
+from corral.controller.scheduler.scaling import (
+    Hold,
+    NotTaken,
+    ScaleDown,
+    ScaleStep,
+    ScaleUp,
+    Unsatisfied,
+    plan_scaling,
+)
 from corral.controller.scheduler.world import Build, BuildState, Model, Node, Policy, Replica, ReplicaState
 from tests.support.scheduling import NOON, ago, cpu_node, gpu, gpu_node, model, on, replica, with_schedule, world
 
@@ -362,3 +370,97 @@ def test_of_those_on_every_node_each_leaves_for_itself() -> None:
         nodes=(DRAINED, B, too_small),
     )
     assert down(found) == ("a", 0)
+
+
+# --- a node that has to end its only replica for a while
+
+
+def switching(node: Node, why: str = "", of: Model = PLAIN) -> Node:
+    return replace(node, switching={of.name: why})
+
+
+def test_another_node_takes_the_model_before_its_only_node_switches() -> None:
+    found = step(PLAIN, at(A), nodes=(switching(A), B))
+    assert up(found) == "b"
+    assert isinstance(found, ScaleUp)
+    assert (found.purpose, found.text) == (Purpose.SWITCH, "a switches llama-cpp")
+
+
+@pytest.mark.parametrize("other", [at(B), at(B, state=ReplicaState.STARTING)], ids=["it serves", "it starts"])
+def test_one_is_enough(other: Replica) -> None:
+    assert isinstance(step(PLAIN, at(A), other, nodes=(switching(A), B, C)), Hold)
+
+
+def test_one_on_a_node_that_is_away_is_none() -> None:
+    away = replace(B, status="offline")
+    assert up(step(PLAIN, at(A), at(away), nodes=(switching(A), away, C))) == "c"
+
+
+def test_nodes_that_wait_to_switch_do_not_take_it_from_each_other() -> None:
+    assert up(step(PLAIN, at(A), at(B), nodes=(switching(A), switching(B), C))) == "c"
+
+
+def not_taken(found: ScaleStep) -> str:
+    assert isinstance(found, NotTaken), found
+    return found.text
+
+
+def test_where_no_node_can_take_it_that_is_said_once() -> None:
+    large = model("m", 10)
+    small = cpu_node("small", 4)
+    nodes = (switching(A, of=large), small)
+    assert not_taken(step(large, at(A, large), nodes=nodes)).startswith(
+        "no node can run m (needs 10.0 GiB: told): small"
+    )
+    refused = (switching(A, "no node can take it", large), small)
+    assert isinstance(step(large, at(A, large), nodes=refused), Hold)
+
+
+def test_a_node_without_the_backend_is_not_given_a_build_that_nobody_tried() -> None:
+    bare = cpu_node("bare", builds={"llama-cpp": Build(BuildState.INSTALLABLE)})
+    assert not_taken(step(PLAIN, at(A), nodes=(switching(A), bare))) == "no other node has llama-cpp"
+
+
+def test_a_replica_that_is_not_kept_is_not_replaced() -> None:
+    assert not_taken(step(PLAIN, nodes=(switching(A), B))) == "its replicas there are not kept"
+
+
+def test_no_other_model_goes_cold_for_it() -> None:
+    other = model("other", 10)
+    full = cpu_node("full", 16, free_gib=2)
+    large = model("m", 10)
+    nodes = (switching(A, of=large), full)
+    found = step(large, at(A, large), replica(full, other, 10), nodes=nodes, others=(other,))
+    assert not_taken(found).startswith("no node can run m (needs 10.0 GiB: told): full")
+    spare = cpu_node("spare", 16)
+    found = step(
+        large,
+        at(A, large),
+        replica(full, other, 10),
+        replica(spare, other, 1),
+        nodes=(switching(A, of=large), full, replace(spare, available_ram=1)),
+        others=(other,),
+    )
+    assert isinstance(found, ScaleUp), found
+    assert isinstance(found.decision, EvictFirst)
+
+
+def test_until_the_switch_is_over_none_is_one_too_many_and_none_is_added() -> None:
+    of = with_schedule(PLAIN, min_replicas=1, max_replicas=1)
+    assert down(step(of, at(A), at(B)))
+    assert isinstance(step(of, at(A), at(B), nodes=(switching(A), B, C)), Hold)
+    assert isinstance(step(of, at(A), at(B), nodes=(switching(A, "too small"), B, C)), Hold)
+    busy = with_schedule(replace(PLAIN, waiting=3), min_replicas=1, max_replicas=5)
+    full = [at(A, in_flight=1), at(B, in_flight=1)]
+    assert up(step(busy, *full)) == "c"
+    assert isinstance(step(busy, *full, nodes=(switching(A), B, C)), Hold)
+
+
+def test_the_replica_of_a_canary_is_not_the_one_too_many() -> None:
+    of = with_schedule(PLAIN, min_replicas=1, max_replicas=1)
+    canary = replace(A, is_canary=True)
+    used = at(B, last_used_at=ago(400))
+    assert down(step(of, at(A), used, nodes=(A, B)))[0] == "a"
+    assert down(step(of, at(canary), used, nodes=(canary, B)))[0] == "b"
+    assert isinstance(step(of, at(canary), at(B, in_flight=1), nodes=(canary, B)), Hold)
+    assert down(step(PLAIN, at(canary), at(B), nodes=(canary, B)))[0] == "b", "unused for long"

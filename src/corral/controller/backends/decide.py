@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import msgspec
 
-from corral.controller.backends import outcomes
+from corral.controller.backends import moves, outcomes
 from corral.controller.backends.outcomes import DEFAULT_RETRY, RetryPolicy, apply
 from corral.controller.backends.plan import Done, Drop, Fail, Hold, HoldCause, NodeWorld, Step, Stop, plan
 from corral.controller.backends.rollout import Peer, advance
@@ -18,7 +18,7 @@ from corral.controller.orders.observations import Observation
 from corral.controller.orders.order import OrderId, Send
 from corral.controller.rollouts.comparison import Judgement
 from corral.controller.rollouts.plan import Held
-from corral.store.records import BackendIntent, IntentStage, OrderKind, Rollout
+from corral.store.records import BackendIntent, DueSwitch, IntentStage, OrderKind, Rollout
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Decided:
     stops: dict[OrderId, bool] = field(default_factory=dict)  # → whether the worker keeps what it has downloaded
     rollouts: list[Rollout] = field(default_factory=list)  # those that changed
     soaking: dict[tuple[str, str], Held] = field(default_factory=dict)  # by operation and canary
+    due: dict[tuple[str, str], DueSwitch] = field(default_factory=dict)  # by node and backend, all that are due
 
 
 def decide(world: World, observations: Sequence[Observation], terms: DecisionInputs) -> Decided:
@@ -57,6 +58,7 @@ def decide(world: World, observations: Sequence[Observation], terms: DecisionInp
     }
     decided = Decided(steps=steps, rollouts=list(world.ended))
     _apply_rollouts(decided, world, caught_up, terms)
+    _apply_moves(decided, world)
     _apply_limits(caught_up, steps, terms)
     for node_id, node in caught_up.items():
         intents = dict(node.intents)
@@ -135,6 +137,31 @@ def _with_nodes(
         if not begun or peer.node_id not in known:
             known[peer.node_id] = before_of(nodes[peer.node_id], world.outlines[peer.node_id], backend)
     return rollout if known == rollout.nodes else msgspec.structs.replace(rollout, nodes=known)
+
+
+def _apply_moves(decided: Decided, world: World) -> None:
+    """Hold a switch that would leave a model without a process until another node serves it, where one can."""
+    switching = {  # nodes whose processes may end at any moment, though they are listed still
+        node_id for node_id, own in decided.steps.items() if any(moves.is_being_switched(step) for step in own)
+    }
+    for node_id, own in decided.steps.items():
+        for index, step in enumerate(own):
+            key = (node_id, step.backend)
+            before = world.due.get(key)
+            if before is not None and moves.is_step_of(step, before):
+                decided.due[key] = before
+            if not isinstance(step, Send) or not moves.is_switch(step) or not world.nodes[node_id].accepts:
+                continue
+            if models := world.models_to_end(*key):
+                lacking, coming = world.unserved_without(node_id, models, switching)
+                due = decided.due[key] = moves.mark_due(before, node_id, step, models, world.now)
+                # An install is wanted now, and a revert leaves a bad build: only switches that have turns wait.
+                waits_for = moves.awaited(due, lacking, coming, world.now) if step.max_parallel else ()
+                if waits_for:
+                    reason = moves.waits_text(waits_for)
+                    own[index] = Hold(step.backend, step.operation, step.kind, HoldCause.TURN, reason)
+                else:
+                    switching.add(node_id)
 
 
 def _apply_limits(nodes: dict[str, NodeWorld], steps: dict[str, list[Step]], terms: DecisionInputs) -> None:

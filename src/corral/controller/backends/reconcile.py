@@ -28,7 +28,7 @@ from corral.controller.orders.order import BackendOrder
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.rollouts.evidence import Judgements, read_judgements
 from corral.controller.rollouts.plan import Held
-from corral.controller.runtime.change_feed import INVENTORY, RULES, ChangeFeed
+from corral.controller.runtime.change_feed import INVENTORY, LOADS, RULES, ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.settings.backends import BackendSettings
 from corral.kit.clock import Clock
@@ -36,12 +36,20 @@ from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.records import BackendIntent, Rollout, RolloutPhase
-from corral.store.tables import backend_intents, node_backends, nodes, operation_nodes, revisions, rollouts
+from corral.store.tables import (
+    backend_intents,
+    due_switches,
+    node_backends,
+    nodes,
+    operation_nodes,
+    revisions,
+    rollouts,
+)
 
 log = get_log(__name__)
 
 LEASE = "reconcile"
-SOAK_TICK_S = 2.0  # between two looks at what a canary served
+SOAK_TICK_S = 2.0  # between two looks at what a canary served, or whether another node has taken over
 _OVERLAP = timedelta(seconds=2)  # the timestamp of a change is a little older than its commit
 
 
@@ -110,6 +118,7 @@ class Reconciler:
         self._rolling: frozenset[str] = frozenset()  # operations that switch node by node
         self._timer: asyncio.TimerHandle | None = None
         self._is_soaking = False
+        self._is_switch_due = False
         self._judgements: Judgements = {}
         self._judged_at = 0.0
         self.leading = False
@@ -130,6 +139,11 @@ class Reconciler:
         self._nodes_changed = True
         self._wake.set()
 
+    def _on_loads(self) -> None:
+        """No node may be able to take over what a due switch waits for."""
+        if self._is_switch_due:
+            self.reconcile_changed()
+
     def on_observation(self, observation: Observation, inventories: InventoryRead | None) -> None:
         self._observations.append(observation)
         if inventories is not None:
@@ -143,6 +157,7 @@ class Reconciler:
         self._feed.on(RULES, self.reconcile_all)
         self._feed.on("nodes", self.reconcile_changed)
         self._feed.on(INVENTORY, self.reconcile_changed)
+        self._feed.on(LOADS, self._on_loads)
         try:
             async with self.dispatch, self.targets:
                 for event in (INSTALL_RESULT, UPGRADE_RESULT, DELETE_RESULT):
@@ -214,7 +229,7 @@ class Reconciler:
             await self._store_inventories(tx, inventories)
             versions = await self._read_versions(tx)
             node_ids = await self._nodes_to_reconcile(
-                tx, now, observations, all_nodes, versions, is_soaking=bool(judgements)
+                tx, now, observations, all_nodes, versions, is_soaking=bool(judgements) or self._is_switch_due
             )
             if node_ids is not None and not node_ids:
                 await self._set_timer(tx, now)
@@ -231,6 +246,7 @@ class Reconciler:
             await backend_intents.put(tx, decided.intents.values())
             has_changes = await self._record_steps(tx, world, decided.steps, decided.intents, decided.soaking)
             has_reverts = await self._store_rollouts(tx, world, decided)
+            has_new_switches = await self._store_due_switches(tx, world, decided)
             self._is_soaking = bool(decided.soaking)
             await self._set_timer(tx, now)
             has_changes = has_changes or bool(decided.rollouts)
@@ -249,6 +265,8 @@ class Reconciler:
             self._feed.notify("operations")
         if has_reverts:
             self._feed.notify(RULES)
+        if has_new_switches:
+            self._feed.notify(LOADS)
         return world, decided
 
     async def _read_judgements(self) -> Judgements:
@@ -277,6 +295,23 @@ class Reconciler:
             await rollouts.put(tx, rollout)
         return reverting
 
+    async def _store_due_switches(self, tx: Transaction, world: World, decided: Decided) -> bool:
+        """True if replicas have to be planned for them."""
+        self._is_switch_due = bool(decided.due)
+        gone = {
+            key
+            for key, row in world.due.items()
+            if key not in decided.due or decided.due[key].operation_id != row.operation_id
+        }
+        changed = [row for key, row in decided.due.items() if key in gone or world.due.get(key) != row]
+        await due_switches.delete(tx, sorted(gone))
+        await due_switches.put(tx, changed)
+        for row in changed:
+            log.info("processes end before a switch", node_id=row.node_id, backend=row.backend, models=row.models)
+        if gone or changed:
+            await revisions.bump(tx, LOADS)
+        return bool(gone or changed)
+
     async def _nodes_to_reconcile(
         self,
         tx: Transaction,
@@ -299,6 +334,8 @@ class Reconciler:
         if found or is_soaking:
             for operation in sorted(self._rolling):
                 found.update(row.node_id for row in await operation_nodes.list_(tx, operation))
+        if self._is_switch_due:
+            found.update(row.node_id for row in await due_switches.list_(tx))
         found.update(row.node_id for row in await operation_nodes.list_orphans(tx))
         return sorted(found)
 
@@ -324,7 +361,7 @@ class Reconciler:
         retry_s = self.targets.next_try_s()
         if retry_s is not None:
             waits.append(retry_s)
-        if self._is_soaking:
+        if self._is_soaking or self._is_switch_due:
             waits.append(SOAK_TICK_S)
         if self._timer is not None:
             self._timer.cancel()

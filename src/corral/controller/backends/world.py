@@ -14,12 +14,14 @@ import msgspec
 from corral.contract.messages.backends import BackendResult
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.backends.catalogue import MachineKind
+from corral.controller.backends.moves import models_of
 from corral.controller.backends.plan import BuildOrNot, NoBuild, NodeWorld, NotLookedUp
 from corral.controller.backends.replacement import memory_beside, processes_of
 from corral.controller.backends.rollout import Peer
 from corral.controller.backends.rules import Unwanted, Wanted, fold, without_overruled
 from corral.controller.inventory.installed import concrete_name, names_in
 from corral.controller.inventory.nodes import is_current, takes_backends
+from corral.controller.inventory.routing import read_routing
 from corral.controller.orders.order import Build
 from corral.controller.rollouts.hardware_class import hardware_of
 from corral.store.engine.transactions import Transaction
@@ -27,6 +29,7 @@ from corral.store.records import (
     BackendIntent,
     BackendRequest,
     BackendTarget,
+    DueSwitch,
     IntentStage,
     OperationNodeStatus,
     OrderKind,
@@ -39,6 +42,8 @@ from corral.store.tables import (
     backend_intents,
     backend_rules,
     backend_targets,
+    due_switches,
+    models,
     node_backends,
     node_labels,
     nodes,
@@ -85,6 +90,8 @@ class World:
     rollouts: dict[int, Rollout] = field(default_factory=dict)  # of these rules, where one is stored
     ended: list[Rollout] = field(default_factory=list)  # whose rule decides about no node any more
     incomplete: set[int] = field(default_factory=set)  # rules of which this pass does not see every node
+    due: dict[tuple[str, str], DueSwitch] = field(default_factory=dict)  # by node and backend, as stored
+    serving: dict[str, frozenset[str]] = field(default_factory=dict)  # by model, nodes; read where memory is short
 
     def target_of(self, node_id: str, backend: str) -> BackendTarget | None:
         want, outline = self.wanted[node_id].get(backend), self.outlines[node_id]
@@ -95,8 +102,26 @@ class World:
     def ends_first(self, node_id: str, backend: str) -> bool:
         """Whether the running processes have to end before their successors can start."""
         outline = self.outlines[node_id]
-        running = processes_of(self.processes[node_id], self.nodes[node_id].backends, backend)
+        running = self.running(node_id, backend)
         return not memory_beside(running, free_vram=outline.available_vram, free_ram=outline.available_ram).fits
+
+    def running(self, node_id: str, backend: str) -> list[ReplicaProcess]:
+        return processes_of(self.processes[node_id], self.nodes[node_id].backends, backend)
+
+    def models_to_end(self, node_id: str, backend: str) -> tuple[str, ...]:
+        """The models whose processes on the node have to end before their successors can start."""
+        if not self.ends_first(node_id, backend):
+            return ()
+        return tuple(model for model in models_of(self.running(node_id, backend)) if model in self.serving)
+
+    def unserved_without(
+        self, node_id: str, models: Iterable[str], switching: Collection[str]
+    ) -> tuple[tuple[str, ...], frozenset[str]]:
+        """Those of the node's models that no other node serves; and of these the ones that a node in `switching`
+        has."""
+        serving = {model: self.serving[model] - {node_id} for model in models}
+        lacking = tuple(model for model, nodes in serving.items() if not nodes - set(switching))
+        return lacking, frozenset(model for model in lacking if serving[model])
 
 
 LookupState = Callable[[TargetKey], NotLookedUp]
@@ -134,6 +159,7 @@ async def read_world(
         )
     await _read_builds(tx, world, lookup_state)
     await _read_rollouts(tx, world, {rule.generation for rule in rules}, whole=node_ids is None)
+    await _read_due_switches(tx, world, whole=node_ids is None)
     return world
 
 
@@ -261,6 +287,29 @@ async def _read_rollouts(tx: Transaction, world: World, live: Collection[int], *
             world.rollouts[rollout.generation] = rollout
         elif whole or rollout.generation not in live:
             world.ended.append(msgspec.structs.replace(rollout, phase=RolloutPhase.ENDED, ended_at=world.now))
+
+
+async def _read_due_switches(tx: Transaction, world: World, *, whole: bool) -> None:
+    for row in await due_switches.list_(tx):
+        if whole or row.node_id in world.nodes:
+            world.due[row.node_id, row.backend] = row
+    if world.due or any(_may_end_first(world, node_id) for node_id in world.nodes):
+        found: dict[str, set[str]] = {model: set() for model in await models.list_ids(tx)}
+        for replica in (await read_routing(tx))[0]:
+            if not replica.last_resort:
+                found[replica.model].add(replica.node_id)
+        world.serving = {model: frozenset(on) for model, on in found.items()}
+
+
+def _may_end_first(world: World, node_id: str) -> bool:
+    """Whether the node still has to switch a backend, and its memory does not hold both versions."""
+    intents = world.nodes[node_id].intents
+    for backend, want in world.wanted[node_id].items():
+        intent = intents.get(backend)
+        settled = intent is not None and intent.generation == want.generation and intent.stage is IntentStage.DONE
+        if isinstance(want, Wanted) and not settled and world.ends_first(node_id, backend):
+            return True
+    return False
 
 
 def _generation(want: Wanted | Unwanted | None) -> int:

@@ -15,6 +15,7 @@ from corral.controller.inventory.installed import Installed
 from corral.controller.operations.requests import Candidate, Elsewhere, OperationKind, OperationRequest, ResolvedRequest
 from corral.controller.rollouts.hardware_class import hardware_of
 from corral.controller.rollouts.options import describe_soak
+from corral.kit.humanize import format_bytes
 from corral.store.records import OperationNode, ScopeKind, TargetBuild, Want
 from corral.store.tables.nodes import NodeOutline
 
@@ -144,11 +145,13 @@ def _have(
         known["disk_after_bytes"] = max(0, outline.available_disk - _DISK_PER_BYTE * fetch)
     if there is None:
         return PlanNode(**known, action="install")
-    known |= _replacing(candidate, resolved.backend, resolved.elsewhere)
+    # Only the switches of a rollout wait for another node.
+    moves = resolved.want is Want.UPGRADED and not force
+    known |= _replacing(candidate, resolved.backend, resolved.elsewhere, moves=moves)
     return PlanNode(**known, action="reinstall" if force else "upgrade")
 
 
-def _replacing(candidate: Candidate, backend: str, elsewhere: Elsewhere) -> dict[str, Any]:
+def _replacing(candidate: Candidate, backend: str, elsewhere: Elsewhere, *, moves: bool) -> dict[str, Any]:
     """A Corral worker starts the new process first; if that does not serve, the old one never stopped."""
     outline = candidate.outline
     if outline.protocol == 0:
@@ -162,7 +165,7 @@ def _replacing(candidate: Candidate, backend: str, elsewhere: Elsewhere) -> dict
         beside = f"starts beside it ({need.words})" if need.words else "starts beside it"
         words = f"{_counted(replaced)} replaced: the new version {beside}, takes over when it serves; no gap"
         return {"processes": words, "replaces": tuple(replaced)}
-    replaced = [_in_place(each, outline, elsewhere) for each in running]
+    replaced = [_in_place(each, outline, elsewhere, moves=moves) for each in running]
     longest = max((each.gap_s for each in replaced if each.gap_s is not None), default=None)
     gap = f"a gap of about {longest:.0f} s" if longest is not None else "a gap as long as its start takes"
     words = (
@@ -172,15 +175,18 @@ def _replacing(candidate: Candidate, backend: str, elsewhere: Elsewhere) -> dict
     return {"processes": words, "replaces": tuple(replaced)}
 
 
-def _in_place(process: ReplicaProcess, node: NodeOutline, elsewhere: Elsewhere) -> PlanProcess:
+def _in_place(process: ReplicaProcess, node: NodeOutline, elsewhere: Elsewhere, *, moves: bool) -> PlanProcess:
     others = tuple(name for name in elsewhere.serving.get(process.model, ()) if name != node.name)
     able = [
-        each.name
+        each
         for each in elsewhere.healthy
         if each.id != node.id
         and (each.os, each.arch) == (node.os, node.arch)
         and memory_beside((process,), free_vram=each.available_vram, free_ram=each.available_ram).fits
     ]
+    alone = bool(process.model) and not others
+    with_backend = [each for each in able if process.backend in elsewhere.installed.get(each.id, frozenset())]
+    freest = max(with_backend, key=lambda each: (each.available_vram, each.available_ram), default=None)
     return PlanProcess(
         process.process_id,
         process.model,
@@ -188,7 +194,8 @@ def _in_place(process: ReplicaProcess, node: NodeOutline, elsewhere: Elsewhere) 
         start_took_s(process),
         process.memory_bytes,
         others,
-        () if others or not process.model else tuple(able),
+        tuple(each.name for each in able) if alone else (),
+        freest.name if freest is not None and alone and moves else "",
     )
 
 
@@ -198,6 +205,10 @@ def _meanwhile(replaced: Sequence[PlanProcess]) -> str:
     for each in {process.model: process for process in replaced if process.model}.values():
         if each.served_by:
             words.append(f"{each.model} is served by {', '.join(each.served_by)} meanwhile")
+            continue
+        if each.moves_to:
+            size = f" ({format_bytes(each.memory_bytes)})" if each.memory_bytes else ""
+            words.append(f"{each.moves_to} takes {each.model} first{size}, so that no request waits for it")
             continue
         words.append(f"no other node serves {each.model}: requests wait at the gateway")
         if each.could_serve:

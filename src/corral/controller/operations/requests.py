@@ -174,6 +174,7 @@ class Elsewhere:
 
     serving: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by model, names of nodes that answer for it
     healthy: tuple[NodeOutline, ...] = ()  # nodes that take replicas, in name order
+    installed: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by node, its backends under all their names
 
 
 @dataclass(frozen=True)
@@ -316,7 +317,8 @@ async def _read_elsewhere(tx: Transaction) -> Elsewhere:
         if not replica.last_resort:
             found.setdefault(replica.model, set()).add(names[replica.node_id])
     healthy = [each for each in outlines if takes_backends(each) and each.status == "healthy" and not each.bus_down]
-    return Elsewhere({model: tuple(sorted(on)) for model, on in found.items()}, tuple(healthy))
+    installed = {row.node_id: names_in(row.backends) for row in await node_backends.list_(tx)}
+    return Elsewhere({model: tuple(sorted(on)) for model, on in found.items()}, tuple(healthy), installed)
 
 
 def kept_versions(candidates: Sequence[Candidate], backend: str) -> dict[MachineKind, TargetBuild | NoBuild]:

@@ -67,6 +67,7 @@ class ReplicaHost:
     known: bool = True  # the worker that runs now has reported its processes
     processes: tuple[ReplicaProcess, ...] = ()
     activity: Mapping[str, ProcessActivity] = field(default_factory=dict)  # by process
+    switching: frozenset[str] = frozenset()  # models whose processes end for a switch, and start again
 
     @property
     def reachable(self) -> bool:
@@ -234,6 +235,8 @@ def _running(row: DesiredReplica, host: ReplicaHost, now: datetime) -> NextStep:
     if not host.known or host.status == OFFLINE:
         return Keep(row)  # no report does not mean that the process ended
     process = host.process_of(row)
+    if row.model in host.switching and (process is None or process.state == ReplicaState.STOPPING):
+        return Keep(row)  # its successor comes: the replica must not end it
     if process is None:
         return ReplicaGone(row, "its process is gone")
     if process.state == ReplicaState.FAILED:

@@ -10,13 +10,21 @@ from msgspec.structs import replace as changed
 
 from corral.contract.messages.replicas import ReplicaState
 from corral.controller.replicas import load_jobs as jobs
-from corral.controller.replicas.lifecycle import DRAINING, NODE_OFFLINE, OFFLINE, Prerequisites, ReplicaFailed
+from corral.controller.replicas.lifecycle import DRAINING, HEALTHY, NODE_OFFLINE, OFFLINE, Prerequisites, ReplicaFailed
 from corral.controller.replicas.load_jobs import TransferProgress
 from corral.controller.replicas.plan_input import FileStatus, PlanInput, PlanResult
 from corral.controller.replicas.scheduler_replicas import scheduler_replicas
 from corral.controller.scheduler.eviction import Decision, EvictFirst, Purpose, WaitForCapacity, choose_placement
 from corral.controller.scheduler.placement import NoCapacity, Placed, choose_node
-from corral.controller.scheduler.scaling import Hold, ScaleDown, ScaleUp, Unsatisfied, plan_scaling, replace_in_place
+from corral.controller.scheduler.scaling import (
+    Hold,
+    NotTaken,
+    ScaleDown,
+    ScaleUp,
+    Unsatisfied,
+    plan_scaling,
+    replace_in_place,
+)
 from corral.controller.scheduler.world import Model, World
 from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 
@@ -150,6 +158,13 @@ class ModelPlan:
 
     def _record_failures(self) -> None:
         for failure in self._failures:
+            if self._takes_over(failure.row):
+                # The model is served: its node goes on with the switch, and the load is not to blame. A node that is
+                # away says nothing about the others.
+                if self._status(failure.row) == HEALTHY:
+                    self._result.not_taken[self._model.name] = f"{self._node_name(failure.row)}: {failure.error}"
+                self._result.events.append((f"replica failed: {failure.error}", failure.row))
+                continue
             job = self._job or jobs.begin(self._model.name, self._model.revision, self._input.now)
             failed_on = {**job.failed_on, failure.row.node_id: failure.error}
             others = [node_id for node_id in self._input.world.nodes if node_id not in failed_on]
@@ -166,6 +181,15 @@ class ModelPlan:
                 job, blamed, failure.error, self._input.now, self._input.cooldown, elsewhere=elsewhere
             )
             self._result.events.append((f"replica failed: {failure.error}", failure.row))
+
+    def _takes_over(self, row: DesiredReplica) -> bool:
+        """Whether a node that waits to switch still serves the model, and the replica is on another one."""
+        due = {node.id for node in self._input.world.switching if node.switching.get(self._model.name) == ""}
+        return row.node_id not in due and any(other.node_id in due for other in self._serving())
+
+    def _node_name(self, row: DesiredReplica) -> str:
+        node = self._input.world.nodes.get(row.node_id)
+        return node.name if node is not None else row.node_id
 
     def _reconcile_returned(self, serving: list[DesiredReplica]) -> None:
         """Keep or retire replicas whose node was offline and is back: one that was replaced meanwhile leaves, once the
@@ -188,6 +212,14 @@ class ModelPlan:
         for _ in range(MAX_STEPS):
             step = plan_scaling(self._world(), self._model_with_failures())
             match step:
+                case NotTaken(text=text):
+                    self._result.not_taken[self._model.name] = text
+                    return
+                case ScaleUp(purpose=Purpose.SWITCH) if self._model.name in self._result.not_taken:
+                    return
+                case ScaleUp(purpose=Purpose.SWITCH) if self._job is not None and self._is_cooling():
+                    self._result.not_taken[self._model.name] = self._job.error
+                    return
                 case ScaleUp(decision=decision, purpose=purpose):
                     if self._is_cooling() or not self._place(decision, purpose):
                         return
@@ -211,7 +243,11 @@ class ModelPlan:
 
     def _place(self, decision: Decision, purpose: Purpose) -> bool:
         """True: a replica was placed."""
-        if purpose is not Purpose.GROWTH and not self._serving() and (self._job is None or not self._job.active):
+        if (
+            purpose in (Purpose.COLD, Purpose.MINIMUM)
+            and not self._serving()
+            and (self._job is None or not self._job.active)
+        ):
             self._job = jobs.begin(self._model.name, self._model.revision, self._input.now, self._job)
         match decision:
             case Placed():

@@ -37,6 +37,7 @@ def plan_replicas(data: PlanInput) -> PlanResult:
     _adopt_orphans(data, result)
     names = {key[1] for key in result.rows} | set(result.jobs) | set(failures)
     names |= {name for name, model in data.world.models.items() if model.schedule.scales}
+    names |= {name for node in data.world.switching for name in node.switching}
     plans = []
     for name in sorted(names):
         model = data.world.models.get(name)
@@ -205,5 +206,6 @@ def _adopted_row(data: PlanInput, host: ReplicaHost, process: ReplicaProcess) ->
 
 def _retire_all(data: PlanInput, result: PlanResult, name: str, why: str) -> None:
     result.jobs.pop(name, None)
+    result.not_taken[name] = why
     for row in result.rows.of_model(name):
         result.retire(row, why, data.now)

@@ -22,7 +22,7 @@ from corral.kit.log import get_log
 from corral.kit.tasks import BackgroundTasks
 from corral.store.engine.transactions import Store
 from corral.store.records import DesiredReplica, ReplicaStage
-from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
+from corral.store.tables import due_switches, load_jobs, model_schedules, models, replicas, revisions
 
 LAST_USE_RESOLUTION = timedelta(seconds=5)  # a later last use is written only when it differs by at least this
 
@@ -49,7 +49,12 @@ class PlanWriter:
             if (schedule := snapshot.models[name].schedule).scales
             and (ticks, until) != (schedule.unsatisfiable_ticks, schedule.unsatisfiable_until)
         }
-        if not (changed or removed or jobs or done or settled or schedules or retry_unsatisfiable):
+        refused = [
+            replace(row, refusals=result.not_taken | row.refusals)
+            for row in snapshot.due_switches
+            if any(model in result.not_taken and model not in row.refusals for model in row.models)
+        ]
+        if not (changed or removed or jobs or done or settled or schedules or refused or retry_unsatisfiable):
             return True
         routing = bool(removed or settled) or any(_changes_routing(before.get(row.key), row) for row in changed)
         async with self._store.write() as tx:
@@ -67,11 +72,15 @@ class PlanWriter:
                 await model_schedules.clear_unsatisfiable(tx)
             for name, (ticks, until) in sorted(schedules.items()):
                 await model_schedules.mark_unsatisfiable(tx, name, ticks, until)
-            if jobs or done:
+            for row in refused:
+                log.info("no node takes over", node_id=row.node_id, models=row.models, why=row.refusals)
+                own = {model: why for model, why in row.refusals.items() if model in row.models}
+                await due_switches.refuse(tx, row.node_id, row.backend, row.since, own)
+            if jobs or done or refused:
                 await revisions.bump(tx, LOADS)
             if routing:
                 await revisions.bump(tx, REPLICAS)
-        if jobs or done:
+        if jobs or done or refused:
             self._feed.notify(LOADS)
         if routing:
             self._feed.notify(REPLICAS)

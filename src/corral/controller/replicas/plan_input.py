@@ -109,6 +109,7 @@ class PlanResult:
     loaded: list[DesiredReplica] = field(default_factory=list)  # replicas that became ready, for metrics
     evicted: list[DesiredReplica] = field(default_factory=list)
     trial_failures: dict[str, list[ReplicaFailed]] = field(default_factory=dict)  # by model
+    not_taken: dict[str, str] = field(default_factory=dict)  # by model: why no node takes it from one that switches
     trial_waits: dict[str, str] = field(default_factory=dict)  # by model: why no node takes a replica
     cached_world: tuple[int, World] | None = None  # the scheduler's world after so many changes of the rows
 

@@ -31,11 +31,21 @@ from corral.controller.scheduler.world import Build, BuildState, Memory, Model, 
 from corral.kit.humanize import first_and_last_line
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.engine.types import storable
-from corral.store.records import BackendIntent, BackendRule, DesiredReplica, LoadJob, ReplicaStage, Rollout, ScopeKind
+from corral.store.records import (
+    BackendIntent,
+    BackendRule,
+    DesiredReplica,
+    DueSwitch,
+    LoadJob,
+    ReplicaStage,
+    Rollout,
+    ScopeKind,
+)
 from corral.store.tables import (
     backend_intents,
     backend_rules,
     backend_targets,
+    due_switches,
     load_jobs,
     model_files,
     model_schedules,
@@ -87,6 +97,7 @@ class FleetSnapshot:
     rollouts: list[Rollout] = field(default_factory=list)  # trials of new revisions of models
     trials: dict[str, Trial] = field(default_factory=dict)  # by model: those whose replicas run beside the old ones
     trial_definitions: dict[str, Definition] = field(default_factory=dict)
+    due_switches: list[DueSwitch] = field(default_factory=list)  # of backends
 
     def trial_revision(self, model: str) -> str | None:
         return self.trials[model].model.revision if model in self.trials else None
@@ -158,6 +169,10 @@ async def read_snapshot(
     files = await node_files.by_node(tx)
     found = [node for node in await nodes.list_(tx) if node.approved and node.node_type in ("", "backend")]
     await _read_models(tx, snapshot, idle_unload_s, memory)
+    snapshot.due_switches = await due_switches.list_(tx)
+    canaries = {
+        each.canary for rollout in await rollouts.list_active(tx) for each in rollout.classes if not each.passed
+    }
     backends = _needed_backends(snapshot)
     if all_models:
         backends |= {model.backend for model in snapshot.models.values()}
@@ -167,14 +182,27 @@ async def read_snapshot(
     missing_builds = await _read_missing_builds(tx, effective)
     for node in found:
         inventory = inventories.get(node.id)
-        snapshot.hosts[node.id] = _host(node, inventory, activity, accepts=_accepts(node, localai))
+        switching = {
+            model: row.refusals.get(model, "")
+            for row in snapshot.due_switches
+            if row.node_id == node.id
+            for model in row.models
+        }
+        host = _host(node, inventory, activity, accepts=_accepts(node, localai))
+        snapshot.hosts[node.id] = replace(host, switching=frozenset(switching))
         snapshot.process_ids.update(process.process_id for process in snapshot.hosts[node.id].processes)
         find = (localai, _assume_installed) if localai is not None and node.protocol == 0 else (build, installed)
         scheduler_node = _node(
             snapshot, node, inventory, labels.get(node.id, {}), effective, backends, find, missing_builds
         )
         vetoes = () if snapshot.hosts[node.id].accepts else (_NOT_SERVED if localai is None else _NO_SUCH_TOKEN,)
-        snapshot.nodes[node.id] = replace(scheduler_node, files=files.get(node.id, frozenset()), vetoes=vetoes)
+        snapshot.nodes[node.id] = replace(
+            scheduler_node,
+            files=files.get(node.id, frozenset()),
+            vetoes=vetoes,
+            switching=switching,
+            is_canary=node.id in canaries,
+        )
     await _read_backends(tx, snapshot)
     return snapshot
 

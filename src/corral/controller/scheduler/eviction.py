@@ -28,6 +28,7 @@ class Purpose(StrEnum):
     COLD = "cold"  # requests wait, and no replica is ready
     MINIMUM = "minimum"  # there are fewer than the schedule's minimum
     GROWTH = "growth"  # there are enough, but all are busy: no other model goes cold for that
+    SWITCH = "switch"  # its only node has to end it for a while: neither does one for that
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ class EvictionRules:
         left, least = self._remaining(replica, chosen), own.schedule.min_replicas
         if left < least:
             return f"has {self.answering[own.name]} replicas and needs {least}"
-        if self.purpose is Purpose.GROWTH and left < 1:
+        if self.purpose in (Purpose.GROWTH, Purpose.SWITCH) and left < 1:
             return "would lose its last replica"
         return ""
 

@@ -16,7 +16,7 @@ from corral.controller.scheduler.eviction import (
 )
 from corral.controller.scheduler.free_memory import MemoryPool, free_memory_of
 from corral.controller.scheduler.placement import NoCapacity, Placed, Score, Verdict, check_node, evaluate_node
-from corral.controller.scheduler.scaling import Hold, ScaleDown, ScaleStep, ScaleUp, Unsatisfied, plan_scaling
+from corral.controller.scheduler.scaling import Hold, NotTaken, ScaleDown, ScaleStep, ScaleUp, Unsatisfied, plan_scaling
 from corral.controller.scheduler.world import Model, Node, Replica, World
 
 # The ranking, in the order in which it is compared.
@@ -106,7 +106,7 @@ def _step_name(step: ScaleStep) -> str:
             return "up"
         case ScaleDown():
             return "down"
-        case Hold():
+        case Hold() | NotTaken():
             return "hold"
         case Unsatisfied():
             return "unsatisfied"
@@ -120,7 +120,7 @@ def _step_text(world: World, step: ScaleStep) -> str:
             return f"{step.text}; {_decision_text(step.decision)[1]}"
         case ScaleDown():
             return f"replica {step.replica.index} on {_node_name(world, step.replica)}: {step.text}"
-        case Hold() | Unsatisfied():
+        case Hold() | Unsatisfied() | NotTaken():
             return step.text
         case _:
             assert_never(step)

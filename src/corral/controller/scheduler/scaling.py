@@ -56,7 +56,14 @@ class Unsatisfied:
     text: str
 
 
-ScaleStep = ScaleUp | ScaleDown | Hold | Unsatisfied
+@dataclass(frozen=True)
+class NotTaken:
+    """No other node takes the model while its node switches a backend: requests will wait. The caller stores it."""
+
+    text: str
+
+
+ScaleStep = ScaleUp | ScaleDown | Hold | Unsatisfied | NotTaken
 
 
 def plan_scaling(world: World, model: Model) -> ScaleStep:
@@ -65,6 +72,7 @@ def plan_scaling(world: World, model: Model) -> ScaleStep:
         return _end_first(state, state.living, "is disabled") or Hold("is disabled")
     return (
         _yield_to_rival(state)
+        or _take_over(state)
         or _add_missing(state)
         or _retire(state)
         or _grow(state)
@@ -134,6 +142,15 @@ class _ModelState:
         bounds = "one on every node" if self.spread else f"{self.least} to {most or 'any number'}"
         return f"{len(self.answering)} ready, {len(self.counted) - len(self.answering)} starting, {bounds} wanted"
 
+    @cached_property
+    def switching(self) -> list[Node]:
+        """The nodes that wait for another one to take the model."""
+        return [node for node in self.world.switching if self.model.name in node.switching]
+
+    def is_on_canary(self, replica: Replica) -> bool:
+        node = self.world.nodes.get(replica.node_id)
+        return node is not None and node.is_canary
+
     def why_leaving(self, replica: Replica) -> str:
         if replica.revision != self.model.revision:
             return "is of an earlier revision"
@@ -172,6 +189,34 @@ def _yield_to_rival(state: _ModelState) -> ScaleDown | None:
         if why := why_must_leave(state.world, state.model, replica):
             return ScaleDown(replica, why)
     return None
+
+
+def _take_over(state: _ModelState) -> ScaleUp | NotTaken | None:
+    """Start a replica on another node that has the backend, before a node ends its own for a switch. When the switch is
+    over it is one of several, and ends like any that is not used."""
+    name = state.model.name
+    due = {node.id: node for node in state.switching if not node.switching[name]}
+    if not due or any(replica.node_id not in due for replica in state.counted):
+        return None
+    if not any(replica.node_id in due for replica in state.living):
+        return NotTaken("its replicas there are not kept")
+    others = {
+        node.id
+        for node in state.world.nodes.values()
+        if name not in node.switching and _is_installed(node, state.model.backend)
+    }
+    if not others:
+        return NotTaken(f"no other node has {state.model.backend}")
+    decision = choose_placement(state.world, state.model, Purpose.SWITCH, only=others)
+    if isinstance(decision, NoCapacity):
+        return NotTaken("; ".join((decision.text, *(decision.why if len(decision.verdicts) > 1 else ()))))
+    names = ", ".join(sorted(node.name for node in due.values()))
+    return ScaleUp(decision, Purpose.SWITCH, f"{names} switches {state.model.backend}")
+
+
+def _is_installed(node: Node, backend: str) -> bool:
+    build = node.builds.get(backend)
+    return build is not None and build.state is BuildState.INSTALLED
 
 
 def _add_missing(state: _ModelState) -> ScaleStep | None:
@@ -234,6 +279,8 @@ def _grow(state: _ModelState) -> ScaleStep | None:
     schedule, policy = state.model.schedule, state.world.policy
     if not schedule.scales or state.spread or not state.answering or len(state.answering) < len(state.counted):
         return None  # the starting replicas may be enough
+    if state.switching:
+        return None
     if schedule.max_replicas and len(state.counted) >= schedule.max_replicas:
         return None
     busy = all(replica.busy for replica in state.answering)
@@ -259,14 +306,17 @@ def _overrun(state: _ModelState) -> bool:
 
 
 def _trim(state: _ModelState) -> ScaleDown | None:
+    if state.switching:  # until the switch is over no replica is one too many
+        return None
     if state.spread:
         return _trim_duplicates(state)
     schedule, policy = state.model.schedule, state.world.policy
     idle = [replica for replica in state.answering if replica.idle]
     spare = len(state.answering) > max(schedule.min_replicas, 1)  # starting replicas do not serve yet
+    others = [replica for replica in idle if not state.is_on_canary(replica)]
     if spare and schedule.max_replicas and len(state.counted) > schedule.max_replicas:
-        return _end_first(state, idle, f"{len(state.counted)} replicas, at most {schedule.max_replicas} wanted")
-    unused = [replica for replica in idle if state.unused_s(replica) > policy.down_after_s]
+        return _end_first(state, others, f"{len(state.counted)} replicas, at most {schedule.max_replicas} wanted")
+    unused = [replica for replica in others if state.unused_s(replica) > policy.down_after_s]
     if spare:
         return _end_first(state, unused, f"unused for more than {policy.down_after_s:.0f} s")
     return _to_zero(state, idle)

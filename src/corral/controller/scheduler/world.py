@@ -65,6 +65,8 @@ class Node:
     builds: Mapping[str, Build] = field(default_factory=dict)  # by backend, as models call it
     files: frozenset[str] = frozenset()  # digests of the model files on the node, as last reported
     hardware: str = ""  # its hardware class (docs/reference/rollouts.md)
+    switching: Mapping[str, str] = field(default_factory=dict)  # models to take over, and why no other node does
+    is_canary: bool = False  # of a rollout: its requests show what the new build is like
 
 
 class ReplicaState(StrEnum):
@@ -217,6 +219,11 @@ class World:
     models: Mapping[str, Model] = field(default_factory=dict)
     replicas: Sequence[Replica] = ()  # of all models and revisions, on all nodes, including unknown nodes
     policy: Policy = Policy()
+
+    @cached_property
+    def switching(self) -> tuple[Node, ...]:
+        """The nodes that wait for another one to take a model."""
+        return tuple(node for node in self.nodes.values() if node.switching)
 
     @cached_property
     def on_node(self) -> Mapping[str, tuple[Replica, ...]]:
