@@ -24,7 +24,7 @@ from corral.kit.sockets import abort
 from corral.relay.body import WholeBody
 from corral.relay.connection import IDLE, ClientConnection
 from corral.relay.exchange import Exchange
-from corral.relay.http1.chunked import are_whole_chunks
+from corral.relay.http1.chunked import is_whole_chunk
 from corral.relay.http1.fields import Malformed
 from corral.relay.http1.head import END_OF_HEAD, PooledForward, RequestHead, ResponseHead, take_traceparent
 from corral.relay.http1.head_templates import MAX_HEAD_BYTES, HeadTemplate
@@ -236,7 +236,7 @@ class FastPathUpstream(UpstreamConnection):
             return
         if stream is not None:
             conn = pending[0]
-            if self._mode != EVENTS or not are_whole_chunks(data) or conn.server.draining:
+            if self._mode != EVENTS or not is_whole_chunk(data) or conn.server.draining:
                 self._continue_stream(pending, stream, data)
                 return
             # A token: as in `UpstreamConnection.data_received`, with few calls.

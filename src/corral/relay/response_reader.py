@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from corral.contract.http import Target
-from corral.relay.http1.chunked import LAST_CHUNK, ChunkScanner, PieceScanner, Scanners, are_whole_chunks, frame
+from corral.relay.http1.chunked import LAST_CHUNK, ChunkScanner, PieceScanner, Scanners, frame, is_whole_chunk
 from corral.relay.http1.fields import Malformed
 from corral.relay.http1.head import END_OF_HEAD, ResponseHead, has_no_body, is_invalid
 from corral.relay.loop.ticker import NEVER
@@ -99,7 +99,7 @@ class ResponseReader(PooledConnection):
         if mode == NOTHING or exchange is None:
             self.discard()  # bytes without a request: the next client must never get them
             return
-        if mode == EVENTS and are_whole_chunks(data):
+        if mode == EVENTS and is_whole_chunk(data):
             # A token of a stream. Few calls on purpose: the engine has used the CPU's caches since the last token, so
             # each object that is touched here is fetched from memory.
             out, tap = data, exchange.tap
@@ -161,7 +161,7 @@ class ResponseReader(PooledConnection):
     def _scan(self, data: bytes) -> bool:
         """Whether a chunked response ends with these bytes. Raises `Malformed`."""
         if self._mode == EVENTS:
-            if are_whole_chunks(data):
+            if is_whole_chunk(data):
                 return False
             self._mode = _CHUNKED  # for the rest of this response: only the scanner knows now where a chunk begins
             self._scanner = self._scanners.start(pieces=False)

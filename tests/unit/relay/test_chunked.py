@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.relay.http1.chunked import LAST_CHUNK, ChunkedDecoder, ChunkScanner, PieceScanner, are_whole_chunks, frame
+from corral.relay.http1.chunked import LAST_CHUNK, ChunkedDecoder, ChunkScanner, PieceScanner, frame, is_whole_chunk
 from corral.relay.http1.fields import Malformed
 
 
@@ -108,12 +108,7 @@ def test_a_released_scanner_can_start_again() -> None:
 
 
 def test_every_small_chunk_is_seen_to_be_whole() -> None:
-    assert all(are_whole_chunks(frame(b"x" * size)) for size in range(1, 2000))
-
-
-@given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=6))
-def test_a_few_chunks_are_seen_to_be_whole(chunks: list[bytes]) -> None:
-    assert are_whole_chunks(b"".join(frame(chunk) for chunk in chunks))
+    assert all(is_whole_chunk(frame(b"x" * size)) for size in range(1, 2000))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +117,7 @@ def test_a_few_chunks_are_seen_to_be_whole(chunks: list[bytes]) -> None:
         b"",
         LAST_CHUNK,
         frame(b"ok") + LAST_CHUNK,
+        frame(b"ok") + frame(b"ok"),  # whole, but the scanner is faster
         frame(b"ok")[:-1],
         frame(b"ok")[:-2] + b"xx",
         b"A\r\n0123456789\r\n",  # large letters, zeros before it, more than a size: as good, but not for us to judge
@@ -132,19 +128,19 @@ def test_a_few_chunks_are_seen_to_be_whole(chunks: list[bytes]) -> None:
         frame(b"x" * 5000),
     ],
 )
-def test_what_is_not_plainly_whole_chunks_is_left_to_the_scanner(data: bytes) -> None:
-    assert not are_whole_chunks(data)
+def test_what_is_not_plainly_one_whole_chunk_is_left_to_the_scanner(data: bytes) -> None:
+    assert not is_whole_chunk(data)
 
 
 @given(
-    st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=4),
-    st.lists(st.tuples(st.integers(0, 200), st.sampled_from(b"\r\n0123456789abfAF;x ")), max_size=3),
+    st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=2),
+    st.lists(st.tuples(st.integers(0, 100), st.sampled_from(b"\r\n0123456789abfAF;x ")), max_size=3),
 )
-def test_chunks_taken_for_whole_are_so_for_the_scanner_too(chunks: list[bytes], spoiled: list[tuple[int, int]]) -> None:
+def test_a_chunk_taken_for_whole_is_so_for_the_scanner_too(chunks: list[bytes], spoiled: list[tuple[int, int]]) -> None:
     data = bytearray(b"".join(frame(chunk) for chunk in chunks))
     for at, byte in spoiled:
         data[at % len(data)] = byte
-    if are_whole_chunks(bytes(data)):
+    if is_whole_chunk(bytes(data)):
         scanner = ChunkScanner()
         scanner.start()
         scanner.feed(bytes(data))

@@ -22,8 +22,7 @@ MAX_TRAILER_BYTES = 8192
 _END = b"\r\n\r\n"
 
 
-_PLAIN_SIZE = re.compile(rb"([1-9a-f][0-9a-f]{0,3})\r\n")
-_MAX_TOKEN_BYTES = 2048  # with more bytes at once the scanner is faster
+_MAX_TOKEN_BYTES = 2048
 
 
 def frame(piece: bytes) -> bytes:
@@ -42,23 +41,12 @@ def _beginnings() -> list[bytes]:
 _BEGINNINGS = _beginnings()  # by its whole length: how a chunk begins in the usual spelling
 
 
-def are_whole_chunks(data: bytes) -> bool:
-    """Whether these bytes, which follow a chunk's end or begin a body, are whole chunks. False for the last chunk and
-    for unusual spellings: the scanner reads those."""
+def is_whole_chunk(data: bytes) -> bool:
+    """Whether these bytes, which follow a chunk's end or begin a body, are one whole chunk: a token. False for the last
+    chunk, for unusual spellings and for several chunks: the scanner reads those. It takes 0.1 to 0.3 µs for any number
+    of them, a loop here took 0.35 µs for each."""
     size = len(data)
-    if size >= _MAX_TOKEN_BYTES:
-        return False
-    if data.startswith(_BEGINNINGS[size]):
-        return data.endswith(b"\r\n")
-    at = 0
-    while at < size:
-        line = _PLAIN_SIZE.match(data, at)
-        if line is None:
-            return False
-        at = line.end() + int(line[1], 16) + 2
-        if data[at - 2 : at] != b"\r\n":
-            return False
-    return size > 0
+    return size < _MAX_TOKEN_BYTES and data.startswith(_BEGINNINGS[size]) and data.endswith(b"\r\n")
 
 
 class ChunkedDecoder:
