@@ -42,6 +42,12 @@ log = get_log(__name__)
 _monotonic = time.monotonic
 _CHUNKED_AND_ID = b"transfer-encoding: chunked\r\nx-request-id: "
 
+# A stream whose pieces come this soon one after the other, the third time in a row, is faster than 2,000 tokens a
+# second: from the fourth on its pieces may wait for each other (`WriteQueue.hold`). A token that an engine paces never
+# waits.
+QUICK_S = 0.0005
+MIN_QUICK_PIECES = 2
+
 # A request on the fast path, kept by the upstream connection until the response arrives: the client's connection, the
 # forward, the body, the request id, the monotonic start time, the client's `traceparent`. A bare tuple, because one is
 # made for every request.
@@ -203,13 +209,15 @@ class FastPathConnection(ClientConnection):
 class FastPathStream:
     """A chunked response on the fast path."""
 
-    __slots__ = ("bytes_sent", "first_byte_s", "head", "tap")
+    __slots__ = ("bytes_sent", "first_byte_s", "head", "last_at", "quick_pieces", "tap")
 
     def __init__(self, head: ResponseHead, first_byte_s: float, tap: Tap | None) -> None:
         self.head = head
         self.first_byte_s = first_byte_s
         self.tap = tap
         self.bytes_sent = 0
+        self.last_at = 0.0  # when the last piece arrived, monotonic
+        self.quick_pieces = 0  # in a row that arrived soon after the one before
 
 
 class FastPathUpstream(UpstreamConnection):
@@ -245,10 +253,7 @@ class FastPathUpstream(UpstreamConnection):
                     stream.tap.data(data)
                 except Exception:
                     drop_tap(stream)
-            ticker = self._ticker
-            self._deadline = ticker.now + self._idle_s + ticker.tick_s
-            stream.bytes_sent += len(data)
-            conn.write_queue.write(conn.transport, data)
+            self._pass_on(conn, stream, data)
             return
         conn, forward, _, request_id, started, _ = pending
         template, tail, out = self._template, None, b""
@@ -350,6 +355,16 @@ class FastPathUpstream(UpstreamConnection):
         ticker = self._ticker
         self._deadline = ticker.now + self._idle_s + ticker.tick_s
         stream.bytes_sent += len(out)
+        now = _monotonic()
+        if now - stream.last_at >= QUICK_S:
+            stream.quick_pieces = 0
+        elif stream.quick_pieces < MIN_QUICK_PIECES:
+            stream.quick_pieces += 1
+        else:
+            stream.last_at = now
+            conn.write_queue.hold(conn.transport, out)
+            return
+        stream.last_at = now
         conn.write_queue.write(conn.transport, out)
 
     def _end_stream(self, pending: PendingRequest, stream: FastPathStream, out: bytes) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from corral.contract.http import KnownHead, Patience, PreparedForward, Request, Responder, Target
 from corral.relay import Limits, PoolLimits, RelayServer
 from corral.relay.fast_path import FastPathConnection, FastPathUpstream
+from corral.relay.write_queue import MAX_TURNS
 from tests.integration.relay.test_fuzz import CUTS, split, stage
 from tests.support.relay import Client, Everything, HeldClock, Rig, Script, Served, answering, ok, quick, rig
 
@@ -594,3 +595,40 @@ def test_both_paths_are_the_same_byte_for_byte(both: list[tuple[Any, Echo]]) -> 
         assert results[0] == results[1]
 
     check()
+
+
+@pytest.mark.parametrize(("gap_s", "held"), [(0.0001, True), (0.001, False), (0.02, False)])
+async def test_only_the_pieces_of_a_quick_stream_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch, gap_s: float, held: bool
+) -> None:
+    """A token that an engine paces is passed on when it comes."""
+    now = 1000.0
+    monkeypatch.setattr("corral.relay.fast_path._monotonic", lambda: now)
+    monkeypatch.setattr("corral.relay.write_queue._FEW", -1)
+    monkeypatch.setattr("corral.relay.write_queue.HOLD_S", 60.0)
+    handler = Everything()
+    handler.target = Target(host="h", port=1)
+    server = RelayServer(handler, Limits(), fast_path=handler)
+    there, here = Wire(), Wire()
+    upstream, conn = FastPathUpstream(server.pool, handler.target), FastPathConnection(server, handler)
+    upstream.connection_made(there)  # type: ignore[arg-type]
+    conn.connection_made(here)  # type: ignore[arg-type]
+    assert server.pool.give_back(upstream)
+    assert server.templates.find(POST) is None  # once; from now on it is known
+    conn.data_received(POST)
+    server.write_queue.flush()
+    pieces = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *(b"2\r\n%02d\r\n" % n for n in range(6))]
+    for piece in pieces:
+        upstream.data_received(piece)
+        for _ in range(MAX_TURNS + 2):
+            await asyncio.sleep(0)
+        now += gap_s
+    # The head and two chunks show how quick it is.
+    assert here.written.endswith(b"2\r\n01\r\n" if held else pieces[-1])
+    upstream.data_received(b"0\r\n\r\n")
+    for _ in range(MAX_TURNS + 2):
+        await asyncio.sleep(0)
+    assert here.written.endswith(b"".join([*pieces[1:], b"0\r\n\r\n"]))
+    assert (server.running, conn.exchange) == (0, None)
+    for protocol in (conn, upstream):
+        await turn(protocol.connection_lost, None)

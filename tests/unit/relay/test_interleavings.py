@@ -384,13 +384,16 @@ class Story:
             sock.finish()
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["at once", "together"])
+@pytest.mark.parametrize("written", ["at once", "together", "held"])
 @pytest.mark.parametrize("disturbed", [False, True], ids=["undisturbed", "disturbed"])
 def test_random_stories_of_one_connection(
-    clock: Callable[[StepLoop], None], monkeypatch: pytest.MonkeyPatch, disturbed: bool, together: bool
+    clock: Callable[[StepLoop], None], monkeypatch: pytest.MonkeyPatch, disturbed: bool, written: str
 ) -> None:
-    if together:
+    if written != "at once":
         monkeypatch.setattr("corral.relay.write_queue._FEW", -1)
+    if written == "held":  # every stream counts as a quick one
+        monkeypatch.setattr("corral.relay.fast_path.QUICK_S", float("inf"))
+        monkeypatch.setattr("corral.relay.fast_path.MIN_QUICK_PIECES", 0)
     for seed in range(SEEDS):
         story = Story(seed, clock, disturbed=disturbed)
         with story.loop.running():

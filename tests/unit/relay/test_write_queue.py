@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from corral.relay.server import RelayServer
-from corral.relay.write_queue import MAX_TURNS, WriteQueue
+from corral.relay.write_queue import HOLD_S, MAX_HELD, MAX_TURNS, WriteQueue
 
 
 class Transport:
@@ -25,11 +25,32 @@ class Transport:
         return self.closing
 
 
+class Timer:
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 class Turns:
-    """An event loop that runs one turn when the test says so."""
+    """An event loop that runs one turn, or its timers, when the test says so."""
 
     def __init__(self) -> None:
         self.ready: list[Callable[[], None]] = []
+        self.timers: list[Timer] = []
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        assert delay_s == HOLD_S
+        self.timers.append(Timer(callback))
+        return self.timers[-1]
+
+    def run_timers(self) -> int:
+        due, self.timers = [timer for timer in self.timers if not timer.cancelled], []
+        for timer in due:
+            timer.callback()
+        return len(due)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.ready.append(callback)
@@ -51,6 +72,15 @@ class World:
     def write(self, name: str, data: bytes = b"x") -> None:
         transport: Any = self.transports.setdefault(name, Transport(name, self.written))
         self.queue.write(transport, data)
+
+    def hold(self, name: str, data: bytes) -> None:
+        transport: Any = self.transports.setdefault(name, Transport(name, self.written))
+        self.queue.hold(transport, data)
+
+    def turns(self) -> None:
+        for _ in range(MAX_TURNS + 2):
+            self.loop.turn()
+        assert not self.loop.ready
 
 
 def test_with_few_requests_bytes_are_written_at_once() -> None:
@@ -126,3 +156,88 @@ def test_what_is_written_while_others_are_written_is_kept() -> None:
     for _ in range(MAX_TURNS + 2):
         world.loop.turn()
     assert world.written == [("a", b"x"), ("b", b"later")]
+
+
+def test_with_few_requests_nothing_is_held() -> None:
+    world = World(running=16)
+    world.hold("a", b"1")
+    assert world.written == [("a", b"1")]
+    assert not world.loop.timers
+
+
+def test_held_bytes_are_written_together_when_their_time_is_over() -> None:
+    world = World(running=17)
+    for number in range(3):
+        world.hold("a", b"a%d" % number)
+        world.hold("b", b"b%d" % number)
+        world.turns()
+    assert not world.written
+    assert world.loop.run_timers() == 1, "one timer for all of them"
+    assert world.written == [("a", b"a0a1a2"), ("b", b"b0b1b2")]
+    assert not world.loop.timers, "no timer while nothing is held"
+
+
+def test_the_end_of_a_stream_takes_its_held_bytes_along() -> None:
+    world = World(running=17)
+    world.write("a", b"1")
+    world.hold("a", b"2")
+    world.hold("a", b"3")
+    world.hold("b", b"1")
+    world.write("a", b"4")
+    world.turns()
+    assert world.written == [("a", b"1234")]
+    assert world.loop.run_timers() == 1
+    assert world.written == [("a", b"1234"), ("b", b"1")]
+
+
+def test_a_stream_that_has_taken_its_held_bytes_along_leaves_no_timer() -> None:
+    world = World(running=17)
+    world.hold("a", b"1")
+    world.write("a", b"2")
+    world.turns()
+    assert world.written == [("a", b"12")]
+    assert world.loop.run_timers() == 0
+
+
+def test_a_flush_writes_held_bytes_behind_those_that_waited() -> None:
+    world = World(running=17)
+    world.write("a", b"1")
+    world.hold("a", b"2")
+    world.queue.flush()
+    assert world.written == [("a", b"12")]
+    assert world.loop.run_timers() == 0
+
+
+def test_enough_bytes_of_other_transports_leave_held_ones_where_they_are() -> None:
+    world = World(running=100)
+    world.hold("a", b"1")
+    for number in range(16):
+        world.write(f"t{number}")
+    assert [name for name, _ in world.written] == [f"t{number}" for number in range(16)]
+    assert world.loop.run_timers() == 1
+    assert world.written[-1] == ("a", b"1")
+
+
+def test_only_so_many_pieces_of_one_transport_are_held() -> None:
+    world = World(running=17)
+    for _ in range(MAX_HELD + 1):
+        world.hold("a", b"x")
+    world.turns()
+    assert world.written == [("a", b"x" * (MAX_HELD + 1))]
+
+
+def test_a_large_piece_is_not_held_and_follows_what_is() -> None:
+    world = World(running=17)
+    world.hold("a", b"1")
+    world.hold("a", b"2" * 4096)
+    world.turns()
+    assert world.written == [("a", b"1" + b"2" * 4096)]
+
+
+def test_held_bytes_for_a_transport_that_closes_are_dropped() -> None:
+    world = World(running=17)
+    world.hold("a", b"1")
+    world.hold("b", b"1")
+    world.transports["a"].closing = True
+    world.loop.run_timers()
+    assert world.written == [("b", b"1")]
