@@ -41,6 +41,7 @@ from corral.controller.install.catalogue_fits import CatalogueFits, SizeLookups
 from corral.controller.install.planner import InstallPlanner
 from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.models.schedules import Schedules
+from corral.controller.operations.service import Operations
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.replicas.listing import ReplicaListing
@@ -81,6 +82,7 @@ class PageApp:
     nodes: NodeAdmin
     join_tokens: JoinTokens
     ingress_tokens: IngressTokens
+    operations: Operations
 
     async def key(self, role: str = "admin", name: str = "", **more: Any) -> str:
         return (await self.access.create(CreateKey(name=name or f"{role} key", role=role, **more))).secret
@@ -236,7 +238,7 @@ def _page_app(
     )
     given = unused | services | more | dependencies(door_clock)
     with shared_app(given, access_service=access, trust=GatewayTrust(None)) as app:
-        yield PageApp(app, store, access, feed, admin, tokens, ingress_tokens)
+        yield PageApp(app, store, access, feed, admin, tokens, ingress_tokens, backends.operations)
 
 
 class NoSources(InstallPlanner):

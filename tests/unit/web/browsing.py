@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from httpx import Response
-from litestar.testing import AsyncTestClient
+from httpx import AsyncClient, Response
 
 from tests.support.page import PageApp
 
 
 class Browser:
-    def __init__(self, client: AsyncTestClient[Any], page: PageApp) -> None:
+    def __init__(self, client: AsyncClient, page: PageApp) -> None:
         self.client = client
         self.page = page
 

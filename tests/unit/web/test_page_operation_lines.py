@@ -167,9 +167,9 @@ def test_counts_come_in_one_order() -> None:
 def test_the_newest_is_first_and_the_strip_shows_three() -> None:
     views = [operation(job_id=f"op-{number}", created_at=f"2026-11-15T11:0{number}:00Z") for number in range(5)]
     assert [line.id for line in lines_of(views, NOON, {})] == ["op-4", "op-3", "op-2", "op-1", "op-0"]
-    work, more = work_of([*views, operation(job_id="ended", finished_at="now", created_at="2027-01-01T00:00:00Z")])
-    assert ([one.id for one in work], more) == (["op-4", "op-3", "op-2"], 2)
-    assert [one.words for one in work_of([operation(progress=41), operation(state="failing")])[0]] == [
+    work, more = work_of(views[::-1], 7)
+    assert ([one.id for one in work], more) == (["op-4", "op-3", "op-2"], 4)
+    assert [one.words for one in work_of([operation(progress=41), operation(state="failing")], 2)[0]] == [
         "41 %",
         "failing",
     ]

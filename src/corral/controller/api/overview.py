@@ -13,7 +13,7 @@ from corral.contract.codec import PROTOCOL
 from corral.controller.access.bus_issuer import BusIssuer
 from corral.controller.access.revocations import Revocations
 from corral.controller.health.monitor import HealthMonitor
-from corral.controller.runtime.node_views import read_node_views, rfc3339
+from corral.controller.runtime.node_views import NodeViewCache, rfc3339
 from corral.store.engine.transactions import Store
 from corral.store.tables import controllers
 from corral.store.tables.controllers import Controller
@@ -41,6 +41,7 @@ class Overview:
         self._live_for_s = live_for_s
         self._compat_localai = compat_localai
         self._more = more
+        self._views = NodeViewCache()
 
     async def read(self) -> Cluster:
         return (await self.read_with_nodes())[0]
@@ -48,11 +49,21 @@ class Overview:
     async def read_with_nodes(self) -> tuple[Cluster, list[NodeView]]:
         """Both from one moment; the page shows them side by side."""
         async with self._store.read() as tx:
-            views = list((await read_node_views(tx)).values())
+            views = list((await self._views.read(tx)).values())
             peers = await controllers.list_(tx)
             now = await tx.now()
+        return self._cluster(views, peers, now), views
+
+    async def read_without_nodes(self) -> Cluster:
+        """What concerns the fleet as a whole, for the header of every page: a thousand nodes cost nothing here."""
+        async with self._store.read() as tx:
+            peers = await controllers.list_(tx)
+            now = await tx.now()
+        return self._cluster((), peers, now)
+
+    def _cluster(self, views: Sequence[NodeView], peers: Sequence[Controller], now: datetime) -> Cluster:
         notices = (*self._about_us(), *self._more())
-        cluster = Cluster(
+        return Cluster(
             version=__version__,
             protocol=PROTOCOL,
             controllers=without_replaced([self._controller(row, now) for row in peers]),
@@ -67,7 +78,6 @@ class Overview:
             compat_localai=self._compat_localai,
             notices=notices,
         )
-        return cluster, views
 
     def _about_us(self) -> list[str]:
         lines = []

@@ -312,10 +312,11 @@ class ProgressCollector:
         rows = await operation_nodes.list_for(tx, [operation.id for operation in chosen])
         return [(operation, rows.get(operation.id, [])) for operation in chosen]
 
-    def view(self, operation: Operation, rows: Sequence[OperationNode]) -> OperationView:
+    def view(self, operation: Operation, rows: Sequence[OperationNode], *, with_nodes: bool = True) -> OperationView:
         about_one = operation.scope_kind == "node" and len(rows) == 1
         name = rows[0].node_name if about_one else ""
-        return operation_view(operation, self.merge(operation.id, rows), scope_name=name)
+        merged = self.merge(operation.id, rows)
+        return operation_view(operation, merged, scope_name=name, with_nodes=with_nodes)
 
     def sources_text(self, operation_id: str, node_id: str) -> str:
         """How much came from which source, and which one sent wrong data, as far as the node reported it."""

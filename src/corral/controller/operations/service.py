@@ -107,16 +107,22 @@ class Operations:
             jobs = await load_jobs.list_(tx) if loads and not everything else []
             now = await tx.now()
         views = [
-            self._progress.view(operation, found[operation.id])
+            self._progress.view(operation, found[operation.id], with_nodes=rows)
             if operation.id in found
             else operation_view(operation, (), counts=counts.get(operation.id, {}))
             for operation in chosen
         ]
         staged = (job for job in jobs if job.state is LoadState.STAGING and job.node_id and job.model not in moved)
-        views += [staging_view(job, now) for job in staged]
-        if not rows:
-            views = [msgspec.structs.replace(view, nodes=()) for view in views]
+        views += [staging_view(job, now) if rows else replace(staging_view(job, now), nodes=()) for job in staged]
         return views if everything else sorted(views, key=lambda view: (view.progress, view.job_id))
+
+    async def list_running(self, limit: int) -> tuple[list[OperationView], int]:
+        """The newest that have neither ended nor been dismissed, without their rows, and how many there are. Rows are
+        read of these few alone: fifty operations on a thousand nodes have 50,000."""
+        async with self._store.read() as tx:
+            running = await operations.list_shown(tx, finished_since=await tx.now() + timedelta(days=1))
+            found = await self._progress.read_rows(tx, running[:limit])
+        return [self._progress.view(operation, rows, with_nodes=False) for operation, rows in found], len(running)
 
     async def busy(self) -> dict[str, Operation]:
         """By backend: the newest operation that has not ended."""

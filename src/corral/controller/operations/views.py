@@ -54,9 +54,10 @@ def operation_view(
     *,
     scope_name: str = "",
     counts: Mapping[str, int] | None = None,
+    with_nodes: bool = True,
 ) -> OperationView:
     """`rows` in name order. `scope_name`: of the node, if the operation is about one. `counts`: the statuses of an
-    ended operation that is shown without its rows."""
+    ended operation that is shown without its rows. Without `with_nodes` the rows are summed up, but not shown."""
     summary = summarize(rows)
     latest = _latest(rows)
     deletion = operation.kind == "delete"
@@ -79,7 +80,7 @@ def operation_view(
         current_bytes=sum(row.current_bytes for row in rows),
         total_bytes=sum(row.total_bytes for row in rows),
         error=(error_text(rows) if OperationNodeStatus.ERROR in summary.counts else "") or operation.error,
-        nodes=tuple(node_view(row) for row in rows),
+        nodes=tuple(node_view(row) for row in rows) if with_nodes else (),
         kind=operation.kind,
         backend=operation.backend,
         scope=operation.scope_kind,

@@ -1,4 +1,4 @@
-"""Views of stored nodes for users and gateways. Pure, except for the function that reads them."""
+"""Views of stored nodes for users and gateways. Pure, except for what reads them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from corral.store.tables import node_labels, nodes, replicas
 from corral.store.tables.nodes import Node
 
 InFlightOf = Callable[[str], tuple[int, bool]]  # of a node: requests in flight, and whether that is known
+_MadeOf = tuple[Node, Mapping[str, str], int, tuple[int, bool]]
+ViewOf = Callable[[Node, Mapping[str, str], int, tuple[int, bool]], NodeView]
 
 
 def not_counted(_node_id: str) -> tuple[int, bool]:
@@ -19,14 +21,41 @@ def not_counted(_node_id: str) -> tuple[int, bool]:
 
 
 async def read_node_views(
-    tx: Transaction, in_flight_of: InFlightOf = not_counted, *, limit: int | None = None, after: str | None = None
+    tx: Transaction,
+    in_flight_of: InFlightOf = not_counted,
+    *,
+    limit: int | None = None,
+    after: str | None = None,
+    view_of: ViewOf | None = None,
 ) -> dict[str, NodeView]:
-    """By id, in name order."""
+    """By id, in name order. `view_of`: makes the views."""
+    make = view_of or node_view
     rows = await nodes.list_(tx, limit=limit, after_name=after)
     page = [row.id for row in rows] if limit else None
     labels = await node_labels.list_for(tx, page)
     held = await replicas.count_running(tx, page)
-    return {row.id: node_view(row, labels.get(row.id, {}), held.get(row.id, 0), in_flight_of(row.id)) for row in rows}
+    return {row.id: make(row, labels.get(row.id, {}), held.get(row.id, 0), in_flight_of(row.id)) for row in rows}
+
+
+class NodeViewCache:
+    """Keeps the views of nodes that did not change since they were last read. They are compared, not dated: a view is
+    never older than its row."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[_MadeOf, NodeView]] = {}
+
+    async def read(self, tx: Transaction) -> dict[str, NodeView]:
+        views = await read_node_views(tx, view_of=self._view)
+        if len(self._kept) > len(views):
+            self._kept = {node_id: kept for node_id, kept in self._kept.items() if node_id in views}
+        return views
+
+    def _view(self, node: Node, labels: Mapping[str, str], replica_count: int, in_flight: tuple[int, bool]) -> NodeView:
+        made_of = (node, labels, replica_count, in_flight)
+        kept = self._kept.get(node.id)
+        if kept is None or kept[0] != made_of:
+            kept = self._kept[node.id] = (made_of, node_view(*made_of))
+        return kept[1]
 
 
 async def read_node_view(tx: Transaction, node: Node, in_flight_of: InFlightOf) -> NodeView:

@@ -26,6 +26,7 @@ from corral.controller.web.words import (
 NODES_SHOWN = 100  # of one operation at a time
 _FILTERED_FROM = 20  # nodes; fewer are seen at a glance
 _WORK_SHOWN = 3
+RUNNING_SHOWN = 6  # on the start page
 _SOURCES_SHOWN = 3
 _WRONG_DATA = "wrong data from "
 _BUSY = "The node did not answer in time and most likely still works on it. Its next report decides."
@@ -253,18 +254,10 @@ def counts_of(counts: Mapping[str, int]) -> str:
     return " · ".join(f"{counts[status]} {words}" for status, words in _STATUSES.items() if counts.get(status))
 
 
-def work_of(views: Sequence[OperationView]) -> tuple[tuple[Work, ...], int]:
-    """The newest few that have not ended, and how many more there are."""
-    newest = sorted(views, key=lambda view: (view.created_at, view.job_id), reverse=True)
-    running = [view for view in newest if not view.finished_at]
+def work_of(running: Sequence[OperationView], total: int) -> tuple[tuple[Work, ...], int]:
+    """The first few, and how many more there are. `running`: the newest of `total` operations that have not ended."""
     shown = running[:_WORK_SHOWN]
-    return tuple(_work(view) for view in shown), len(running) - len(shown)
-
-
-def running_of(views: Sequence[OperationView], now: datetime, most: int) -> tuple[list[OperationLine], int]:
-    """The newest that have not ended, and how many more there are."""
-    running = [view for view in views if not view.finished_at]
-    return lines_of(running, now, {})[:most], max(0, len(running) - most)
+    return tuple(_work(view) for view in shown), total - len(shown)
 
 
 def past_of(history: OperationHistory, now: datetime, shown: Collection[str] = ()) -> list[Past]:

@@ -11,21 +11,19 @@ from litestar.params import QueryParameter
 from corral.controller.api.auth import viewers
 from corral.controller.api.overview import Overview
 from corral.controller.gateways.receipts import ReceiptService
-from corral.controller.operations.service import Operations
 from corral.controller.replicas.listing import ReplicaListing
 from corral.controller.samples.series import RANGES
 from corral.controller.samples.service import SampleService
 from corral.controller.web.attention import attention_of
 from corral.controller.web.charts import OF_FLEET, charts_of, range_links
 from corral.controller.web.navigation import OVERVIEW
-from corral.controller.web.operations import running_of
+from corral.controller.web.operations import lines_of
 from corral.controller.web.page_context import Page, PageContext, Shown
 from corral.controller.web.placement_map import placement_map
 from corral.controller.web.requests import request_lines
 from corral.controller.web.shared_parts import SharedParts
 
 _REQUESTS_SHOWN = 8
-_OPERATIONS_SHOWN = 6
 Span = Annotated[str, QueryParameter(name="range", max_length=5)]
 
 
@@ -36,7 +34,6 @@ class OverviewReader:
         self,
         context: PageContext,
         overview: Overview,
-        operations: Operations,
         receipts: ReceiptService,
         samples: SampleService,
         replica_rows: ReplicaListing,
@@ -44,7 +41,6 @@ class OverviewReader:
     ) -> None:
         self._context = context
         self._overview = overview
-        self._operations = operations
         self._receipts = receipts
         self._samples = samples
         self._replicas = replica_rows
@@ -53,7 +49,7 @@ class OverviewReader:
     async def fill(self) -> Shown:
         now = self._context.now()
         cluster, nodes = await self._overview.read_with_nodes()
-        running, more = running_of(await self._operations.list_views(rows=False), now, _OPERATIONS_SHOWN)
+        running, total = await self._context.running()
         latest = await self._receipts.list_views(
             limit=_REQUESTS_SHOWN, failed=False, model="", key="", node="", since=None, before=""
         )
@@ -64,8 +60,8 @@ class OverviewReader:
             "ranges": range_links(self.span),
             "charts": charts_of(OF_FLEET, series, self.span),
             "map": placement_map(nodes, await self._replicas.desired()),
-            "running": running,
-            "running_more": more,
+            "running": lines_of(running, now, {}),
+            "running_more": total - len(running),
             "latest": request_lines(latest.requests, now),
         }
 
@@ -84,13 +80,12 @@ async def overview_part(context: PageContext, overview_reader: OverviewReader, s
 async def _overview_reader(
     context: PageContext,
     overview: Overview,
-    operations: Operations,
     receipts: ReceiptService,
     samples: SampleService,
     replica_rows: ReplicaListing,
     span: Span = "1h",
 ) -> OverviewReader:
-    return OverviewReader(context, overview, operations, receipts, samples, replica_rows, known_range(span))
+    return OverviewReader(context, overview, receipts, samples, replica_rows, known_range(span))
 
 
 def known_range(span: str) -> str:

@@ -13,7 +13,7 @@ from litestar import Response
 from litestar.di import Provide
 from litestar.params import Parameter
 
-from corral.contract.admin import Cluster
+from corral.contract.admin import Cluster, OperationView
 from corral.controller.access.keys import Access
 from corral.controller.access.principal import Principal, Role
 from corral.controller.api.auth import SESSION_COOKIE, principal_of
@@ -22,7 +22,7 @@ from corral.controller.operations.service import Operations
 from corral.controller.web.attention import facts_of
 from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.navigation import FLEET_ROLES, START, is_place, places_for
-from corral.controller.web.operations import work_of
+from corral.controller.web.operations import RUNNING_SHOWN, work_of
 from corral.controller.web.pages import load_pages, see_other, trouble
 from corral.controller.web.shared_parts import SharedParts
 from corral.controller.web.sign_in import AnyRequest, SignIn, drop_session, is_secure, signed_in
@@ -51,6 +51,13 @@ class PageContext:
         self._overview = overview
         self._operations = operations
         self._sign_in = sign_in_service
+        self._running: tuple[list[OperationView], int] | None = None  # the start page and the strip show the same
+
+    async def running(self) -> tuple[list[OperationView], int]:
+        """The newest operations that have not ended, and how many there are; read once for a page."""
+        if self._running is None:
+            self._running = await self._operations.list_running(RUNNING_SHOWN)
+        return self._running
 
     def now(self) -> datetime:
         return self._sign_in.now()
@@ -88,7 +95,7 @@ class PageContext:
             shown = {"kind": gone.kind, "name": gone.name, "all": here, "sentence": f"{error.message}."}
         if who.role not in FLEET_ROLES:  # nothing of the fleet, also not around the page
             return load_pages().page(template, here=here, part=part, work=(), work_more=0, **self._own(who), **shown)
-        head = self._head(who, shown.pop("cluster", None) or await self._overview.read())
+        head = self._head(who, shown.pop("cluster", None) or await self._overview.read_without_nodes())
         return load_pages().page(template, status=status, here=here, part=part, **await self._work(), **head, **shown)
 
     async def strip(self) -> Page:
@@ -105,11 +112,13 @@ class PageContext:
 
     async def _part(self, template: str, fill: Fill) -> str:
         shown = await fill()
-        head = self._head(principal_of(self._request), shown.pop("cluster", None) or await self._overview.read())
+        head = self._head(
+            principal_of(self._request), shown.pop("cluster", None) or await self._overview.read_without_nodes()
+        )
         return load_pages().text(template, **head, **shown)
 
     async def _work(self) -> Shown:
-        work, more = work_of(await self._operations.list_views(rows=False))
+        work, more = work_of(*await self.running())
         return {"work": work, "work_more": more}
 
     def _head(self, who: Principal, cluster: Cluster) -> Shown:
