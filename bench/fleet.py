@@ -17,6 +17,7 @@ import time
 import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -316,7 +317,7 @@ async def bench_drawing(root: Path, count: int, rounds: int) -> None:
     async with open_page_app(root) as page:
         ids = await add_nodes(sqlite_url(root), new_ids(count))
         await _add_work(sqlite_url(root), ids, operations_running=50)
-        transport = httpx.ASGITransport(app=page.app)
+        transport = httpx.ASGITransport(app=cast(Any, page.app))
         async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
             await Browser(client, page).signed_in()
             gc.collect()

@@ -78,6 +78,7 @@ class ScriptedFleet:
         self.models: list[dict[str, Any]] = []
         self.replicas: list[dict[str, Any]] = []  # as docs/reference/wire/http-nodes.md#replica-row has them
         self.requests: list[dict[str, Any]] = []
+        self.running: list[dict[str, Any]] = []
         self.role = "admin"
         self.tokens: list[dict[str, Any]] = []
         self.keys: list[dict[str, Any]] = []
@@ -210,6 +211,8 @@ class ScriptedFleet:
                 return web.json_response(self.models)
             case "GET", ["api", "requests"]:
                 return web.json_response({"requests": self.requests, "next": ""})
+            case "GET", ["api", "requests", "running"]:
+                return web.json_response({"requests": self.running, "total": len(self.running)})
             case "GET", ["api", "tokens"]:
                 return web.json_response(self.tokens)
             case "POST", ["api", "tokens"]:

@@ -74,6 +74,11 @@ REQUEST: dict[str, Any] = {
     **{"first_byte_ms": 120.0, "total_ms": 900.0, "prompt_tokens": 7, "completion_tokens": 60},
     **{"estimated": False, "streamed": True, "tries": 1, "at": "2026-11-15T12:00:00Z"},
 }
+RUNNING: dict[str, Any] = {
+    **dict.fromkeys(("served_by", "node_id", "key_id", "process_id"), ""),
+    **{"id": "r-2", "running_ms": 41_000.0, "state": "running", "key": "laptop", "model": "tiny", "node": "attic"},
+    **{"replica": 0, "tokens": 73, "path": "/v1/chat/completions"},
+}
 MEASURED_S = 6.0
 LINES = ("the engine starts", "listening on 127.0.0.1")
 Top = Callable[..., AbstractContextManager[Terminal]]
@@ -85,11 +90,15 @@ def fleet(corral: Corral) -> ScriptedFleet:
     fleet.models, fleet.replicas = [MODEL], [REPLICA]
     fleet.operations = [OPERATION]
     fleet.requests = [{**REQUEST, "at": datetime.now(UTC).isoformat()}]
+    fleet.running = [{**RUNNING, "at": datetime.now(UTC).isoformat()}]
     fleet.motion = lambda: b"".join(
         [event("operation", each) for each in fleet.operations] + [event("node", each) for each in fleet.nodes]
     )
     log = "".join(json.dumps({"timestamp": "", "stream": "stdout", "text": line}) + "\n" for line in LINES)
     fleet.answers["GET", "/api/nodes/attic/backend-logs/tiny%230"] = lambda: web.Response(text=log)
+    own = json.dumps({"timestamp": "2026-11-15T12:00:00.123Z", "stream": "", "text": "the worker has joined"}) + "\n"
+    fleet.answers["GET", "/api/nodes/attic/backend-logs"] = lambda: web.json_response(["tiny"])
+    fleet.answers["GET", "/api/nodes/attic/log"] = lambda: web.Response(text=own)
     fleet.answers["GET", "/api/why/models/tiny"] = lambda: web.json_response(
         {"model": "tiny", "decision": "placed", "text": "attic: has the most free memory"}
     )
@@ -116,8 +125,8 @@ def test_every_view_fits_the_terminal(fleet: ScriptedFleet, top: Top, width: int
             "2": ("NAME", "cellar", "needs approval", "d drain"),
             "3": ("MODEL", "tiny", "1 ready", "#0", "attic"),
             "4": ("install", "failing", "the archive is dam"),
-            "5": ("notebook", "900 ms", "200"),
-            "6": ("tiny#0", "attic", "loaded"),
+            "5": ("laptop", "running", "41.0 s", "~73", "notebook", "900 ms", "200", "w details"),
+            "6": ("tiny#0", "attic", "loaded", "worker's own log", "healthy", "l follow"),
         }.items():
             screen.press(key)
             screen.wait_for(*words)
@@ -150,6 +159,18 @@ def test_keys_find_explain_and_follow(fleet: ScriptedFleet, top: Top) -> None:
         screen.wait_for("(Esc removes it)", gone="cellar")
         screen.press("Escape")
         screen.wait_for("cellar", "attic")
+        screen.press("Down", "l")  # the node's logs: of the replica, and of its worker
+        screen.wait_for("filter: attic", "tiny#0", "worker's own log")
+        screen.press("Down", "l")
+        screen.wait_for("2026-11-15T12:00:00Z the worker has joined", "log of the worker on attic")
+        screen.press("Escape")
+        screen.wait_for("l follow", gone="log of the worker")
+        screen.press("5")
+        screen.wait_for("laptop", "running")
+        screen.press("w")  # those under way are first
+        screen.wait_for("running ms", "41000", "/v1/chat/completions")
+        screen.press("Escape")
+        screen.wait_for("w details", gone="running ms")
         screen.press("?")
         screen.wait_for("drain a node; again")
 
@@ -261,6 +282,7 @@ def test_once_for_people_and_for_scripts(corral: Corral, fleet: ScriptedFleet) -
     assert [each["name"] for each in told["nodes"]] == ["cellar", "attic"]
     assert (told["role"], told["models"][0]["id"], told["replicas"][0]["state"]) == ("admin", "tiny", "loaded")
     assert (told["operations"][0]["job_id"], told["requests"][0]["key"]) == ("0badcafe-1", "notebook")
+    assert [(each["key"], each["state"]) for each in told["running"]] == [("laptop", "running")]
 
 
 def test_a_key_for_programs_is_refused(corral: Corral, fleet: ScriptedFleet) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from corral.client.resources.logs import LogLine
+
 OnTableProgress = Callable[[str, int, int], None]  # table, copied rows, total rows
 QUIET = "CORRAL_QUIET"  # set by `--quiet`
 DONE, FAILED, USAGE, STILL_RUNNING, INTERRUPTED = 0, 1, 2, 3, 130
@@ -318,3 +320,9 @@ def transfer_bar(name: str, total: int) -> Iterator[OnBytes]:
     with Progress(*columns, TimeRemainingColumn(), console=screen, transient=True) as progress:
         task = progress.add_task(name, total=total)
         yield lambda done: progress.update(task, completed=done)
+
+
+def log_line(line: LogLine, *, timed: bool) -> str:
+    """`timed`: with the time, which most backends write themselves and a worker does not."""
+    at = f"{line.timestamp.partition('.')[0].removesuffix('Z')}Z " if timed and line.timestamp else ""
+    return at + line.text

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from corral.cli.common import declare
 from corral.cli.common.fleet_command import fleet_command
 from corral.cli.common.options import Json
-from corral.cli.common.output import DONE, FAILED, print_error, print_json, print_line, print_note, printable
+from corral.cli.common.output import DONE, FAILED, log_line, print_error, print_json, print_line, print_note, printable
 from corral.kit.errors import CorralError, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -130,5 +130,4 @@ def _show(node: str, line: LogLine, *, several: bool, timed: bool, as_json: bool
         data = {"node": node, "timestamp": line.timestamp, "stream": line.stream, "text": line.text}
         print_json(data, indent=None)
     else:
-        at = f"{line.timestamp.partition('.')[0].removesuffix('Z')}Z " if timed and line.timestamp else ""
-        print_line((f"{node}: " if several else "") + at + printable(line.text.replace("\t", "    ")))
+        print_line((f"{node}: " if several else "") + printable(log_line(line, timed=timed).replace("\t", "    ")))

@@ -58,6 +58,12 @@ def running_row(view: RunningView) -> tuple[str, ...]:
     )
 
 
+def running_as_row(view: RunningView, now: datetime | None = None) -> tuple[str, ...]:
+    """The same in the columns of requests that have ended."""
+    since, state, model, key, node, tokens, _, _ = running_row(view)
+    return relative_time(view.at, now), model, key, state, node, "", "", "", since, "", tokens, ""
+
+
 def duration(ms: float) -> str:
     if ms < 0.5:
         return ""

@@ -20,6 +20,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from corral.cli.common.output import log_line
 from corral.cli.top import details, frame
 from corral.cli.top.feed import FleetFeed
 from corral.cli.top.screen_state import (
@@ -32,6 +33,7 @@ from corral.cli.top.screen_state import (
     Quit,
     ScreenState,
     TextPanel,
+    log_title,
 )
 from corral.kit.errors import CorralError
 
@@ -127,7 +129,7 @@ class TopApp(App[None]):
                 self._state.text = TextPanel(f"{command.kind} {command.name}", ["Loading …"])
                 self._start(self._explain(command, self._state.text))
             case FollowLog():
-                self._state.text = TextPanel(f"log {command.name} on {command.node}", follows=True)
+                self._state.text = TextPanel(log_title(command), follows=True)
                 self._log_task = asyncio.create_task(self._follow_log(command, self._state.text))
             case ListLogs():
                 self._start(self._list_logs(command))
@@ -169,7 +171,7 @@ class TopApp(App[None]):
         try:
             async with aclosing(self._client.logs.follow(requested.node, requested.name, _LOG_TAIL)) as lines:
                 async for line in lines:
-                    panel.append([line.text])
+                    panel.append([log_line(line, timed=not requested.name)])
                     self._fleet_moves = True
             panel.append(["(the log has ended)"])
         except CorralError as error:

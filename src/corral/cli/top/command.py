@@ -66,6 +66,7 @@ def _as_data(fleet: FleetState) -> dict[str, object]:
         "models": fleet.models,
         "replicas": fleet.replicas,
         "operations": [row.item for row in operation_rows(fleet)],
+        "running": fleet.running,
         "requests": fleet.requests,
     }
 

@@ -15,6 +15,7 @@ from corral.kit.errors import NotFound
 if TYPE_CHECKING:
     from corral.cli.top.state import FleetState
     from corral.client import Client
+    from corral.contract.receipts import RequestView, RunningView
     from corral.contract.why import WhyReplica
 
 
@@ -49,7 +50,8 @@ async def _node(client: Client, fleet: FleetState, requested: Explain, width: in
 
 
 def _request(fleet: FleetState, id: str) -> Iterator[str]:
-    view = next((each for each in fleet.requests if each.id == id), None)
+    known: list[RequestView | RunningView] = [*fleet.requests, *fleet.running]  # the receipt, once there is one
+    view = next((each for each in known if each.id == id), None)
     if view is None:
         raise NotFound("the request is no longer among the newest; find it with `corral requests --json`")
     data = as_plain_data(view)

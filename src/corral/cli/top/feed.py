@@ -111,7 +111,10 @@ async def _read_models(client: Client, fleet: FleetState) -> None:
 
 
 async def _read_requests(client: Client, fleet: FleetState) -> None:
-    fleet.requests = await client.requests.list(limit=MAX_REQUESTS_READ)
+    found, fleet.requests = await asyncio.gather(
+        client.requests.running(), client.requests.list(limit=MAX_REQUESTS_READ)
+    )
+    fleet.running, fleet.running_total = found.requests, found.total
 
 
 async def _read_cluster(client: Client, fleet: FleetState) -> None:

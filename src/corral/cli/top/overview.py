@@ -49,7 +49,10 @@ def _figures(state: FleetState, now: datetime) -> Iterator[str]:
         f"requests    {rates.requests_per_s:.1f}/s, {rates.failed} failed in the last minute; "
         f"{rates.tokens_per_s:.1f} tokens/s{first}"
     )
-    yield f"in flight   {_count(sum(node.in_flight_count for node in state.nodes), 'request')}"
+    waiting = sum(each.state == "waiting" for each in state.running)
+    words = f"{_count(sum(node.in_flight_count for node in state.nodes), 'request')} at nodes"
+    requests = f"; {state.running_total} under way, {waiting} waiting" if state.running_total else ""
+    yield f"in flight   {words}{requests}"
 
 
 def _ready_replicas(state: FleetState) -> int:

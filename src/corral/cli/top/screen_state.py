@@ -44,7 +44,7 @@ class Explain:
 
 @dataclass(frozen=True)
 class FollowLog:
-    name: str
+    name: str  # empty: the worker's own
     node: str
 
 
@@ -283,6 +283,10 @@ class ScreenState:
         self.unconfirmed = act
 
 
+def log_title(source: FollowLog) -> str:
+    return f"log {source.name} on {source.node}" if source.name else f"log of the worker on {source.node}"
+
+
 def _wrapped(line: str, width: int) -> list[str]:
     """At words. What continues `key  value` stands below the value."""
     text = printable(line.replace("\t", "    ")).rstrip()
@@ -325,7 +329,7 @@ KEYS = {
     "nodes": (("d", "drain, resume"), ("a", "approve"), ("l", "logs"), ("w", "why")),
     "models": (("l", "logs"), ("w", "why")),
     "operations": (("r", "retry"), ("c", "cancel"), ("w", "why")),
-    "requests": (("w", "receipt"),),
+    "requests": (("w", "details"),),
     "logs": (("l", "follow"),),
 }
 TEXT_KEYS = (("↑↓", "scroll"), ("/", "filter"), ("Esc", "close"))
@@ -348,7 +352,7 @@ In a table
   /           only rows with these words; Enter keeps the filter, Esc removes it
   Enter, w    why: of a node what fits there; of a model where its next replica
               goes; of an operation its nodes; of a request its receipt
-  l           logs: of a replica, of all replicas of a model, of a node
+  l           logs: of a replica, of a model, of a node and its worker
 
 Changes (keys with the role admin)
   d           drain a node; again: take it back into service

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from corral.client.events import FleetEvent
     from corral.contract.admin import NodeView, OperationView
     from corral.contract.catalogue import ModelView
-    from corral.contract.receipts import RequestView
+    from corral.contract.receipts import RequestView, RunningView
 
 T = TypeVar("T")
 RATE_WINDOW_S = 60.0
@@ -82,6 +82,8 @@ class FleetState:
     models: Sequence[ModelView] = ()
     replicas: Sequence[Mapping[str, Any]] = ()
     requests: Sequence[RequestView] = ()  # newest first
+    running: Sequence[RunningView] = ()  # requests under way, the oldest first
+    running_total: int = 0  # also those that are not listed
     attention: Sequence[str] = ()
     node_logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names of logs by node, where they were asked
     live: bool = False  # the event stream is open and its initial state is complete

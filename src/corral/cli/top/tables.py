@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from corral.cli.top.state import FleetState
     from corral.contract.admin import NodeView, OperationView
     from corral.contract.catalogue import ModelView
+    from corral.contract.receipts import RequestView, RunningView
 
 _GAP = 2  # blanks between columns
 _MIN_LAST = 32  # of the last column, which takes what the others leave
@@ -52,7 +53,7 @@ class ModelLine:
 
 @dataclass(frozen=True)
 class LogSource:
-    name: str  # a model, a replica (`name#0`) or a backend
+    name: str  # a model, a replica (`name#0`) or a backend; empty: the worker's own log
     node: str
     state: str = ""
 
@@ -123,14 +124,28 @@ def operation_rows(state: FleetState) -> list[Row]:
 
 
 def request_rows(state: FleetState) -> list[Row]:
-    return [
+    """Those under way first. Lists are read one after the other, so one that has just ended may be in both."""
+    ended = {each.id for each in state.requests}
+    running = [
+        Row(each.id, f"{each.model} {each.served_by} {each.key} {each.node} {each.state} {each.id}", each)
+        for each in state.running
+        if each.id not in ended
+    ]
+    return running + [
         Row(each.id, f"{each.model} {each.served_by} {each.key} {each.node} {each.status} {each.id}", each)
         for each in state.requests
     ]
 
 
+def _request_cells(view: RequestView | RunningView, now: datetime) -> tuple[str, ...]:
+    from corral.contract.receipts import RunningView  # as late as the rest of the contract here
+
+    return request_text.running_as_row(view, now) if isinstance(view, RunningView) else request_text.row(view, now)
+
+
 def log_rows(state: FleetState) -> list[Row]:
-    """Every replica has a log on its node. Other logs of a node are known once somebody asked for that node's."""
+    """Every replica has a log on its node, and every worker its own, below them. Other logs of a node are known once
+    somebody asked for that node's."""
     found: dict[tuple[str, str], LogSource] = {}
     for replica in state.replicas:
         node, index = _place(replica)
@@ -140,9 +155,24 @@ def log_rows(state: FleetState) -> list[Row]:
         for name in names:
             if not any(at == node and known.partition("#")[0] == name for known, at in found):
                 found.setdefault((name, node), LogSource(name, node))
+    logs = [source for _, source in sorted(found.items())]
+    logs += [LogSource("", node.name, node.status) for node in _in_name_order(state.nodes) if _has_own_log(node)]
     return [
-        Row(f"{name}@{node}", f"{name} {node} {source.state}", source) for (name, node), source in sorted(found.items())
+        Row(f"{source.name}@{source.node}", f"{_title(source)} {source.node} {source.state}", source) for source in logs
     ]
+
+
+def _in_name_order(nodes: Iterable[NodeView]) -> list[NodeView]:
+    return sorted(nodes, key=lambda node: node.name)
+
+
+def _has_own_log(node: NodeView) -> bool:
+    """LocalAI workers have none, and what waits for approval is not asked."""
+    return not node.compat and node.status != "pending"
+
+
+def _title(source: LogSource) -> str:
+    return source.name or "worker's own log"
 
 
 def _node_cells(node: NodeView, now: datetime) -> tuple[str, ...]:
@@ -161,7 +191,7 @@ def _model_cells(line: ModelLine, now: datetime) -> tuple[str, ...]:
 
 
 def _log_cells(source: LogSource, now: datetime) -> tuple[str, ...]:
-    return source.name, source.node, source.state
+    return _title(source), source.node, source.state
 
 
 TABLES: Mapping[str, Table] = {
@@ -188,7 +218,7 @@ TABLES: Mapping[str, Table] = {
     ),
     "requests": Table(
         columns=request_text.COLUMNS,
-        cells=request_text.row,
+        cells=_request_cells,
         rows=request_rows,
         dropped=("LOADED", "IN", "QUEUED", "OUT", "KEY", "FIRST", "NODE"),
         empty="No requests yet.",
@@ -198,7 +228,7 @@ TABLES: Mapping[str, Table] = {
         cells=_log_cells,
         rows=log_rows,
         dropped=("STATE",),
-        empty="No replica runs. For the logs of a node, press l on it in the view of nodes.",
+        empty="No node has joined yet, so there are no logs.",
     ),
 }
 
