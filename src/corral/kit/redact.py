@@ -1,4 +1,7 @@
-"""User and password in URLs: `https://user:password@host/x` is shown to people as `https://***@host/x`.
+"""Secrets in URLs. `https://user:password@host/x` is shown to people as `https://***@host/x`, and
+`https://host/x?token=secret` as `https://host/x?token=***`. So are other parameters whose names say that they are
+secret (`key`, `sig`, `access_token`, `X-Amz-Signature`), in whole URLs only: `?key=` in an address of our own page is a
+filter.
 
 A password should be percent-encoded in a URL. Where a slash, `?` or `#` in it is not, it is hidden as far as it can be
 told from a path: not if all before that slash is digits (`user:12/34@host` reads as a port and a path).
@@ -29,9 +32,22 @@ _RAW = rf"(?!(?:{_AUTHORITY}*@)?{_HOST_AND_PORT}[/?#]){_AUTHORITY}*[/?#][^{_END}
 _USERINFO_PATTERN = rf"(?<=://)(?:{_RAW}|{_AUTHORITY}*)@(?!sha\d+:)"
 _USERINFO = re.compile(_USERINFO_PATTERN)
 _USERINFO_BYTES = re.compile(_USERINFO_PATTERN.encode())
+_MAX_PATH = 2048  # before the question mark, for the same reason
+_QUERY_PATTERN = rf"(?<=://)[^{_END}?]{{1,{_MAX_PATH}}}\?[^{_END}]+"
+_SECRET_NAME = (
+    r"(?:[\w.-]{0,40}(?:token|secret|signature|passw(?:or)?d|credentials?|api[_-]?key|access[_-]?key(?:[_-]?id)?)"
+    r"|key|sig|auth|pwd)"
+)
+# Behind `;` in HTML, where `&` is `&amp;`.
+_VALUE_PATTERN = rf"(?i:([?&;]{_SECRET_NAME}=))[^&#]+"
+_QUERY, _QUERY_BYTES = re.compile(_QUERY_PATTERN), re.compile(_QUERY_PATTERN.encode())
+_VALUE, _VALUE_BYTES = re.compile(_VALUE_PATTERN), re.compile(_VALUE_PATTERN.encode())
+_HIDDEN_VALUE = re.compile(rf"(?i:[?&;]{_SECRET_NAME}=)\*\*\*(?=[&#]|$)")
 
 
 def redact_urls(text: str) -> str:
+    if "?" in text:
+        text = _QUERY.sub(lambda url: _VALUE.sub(r"\1***", url[0]), text)
     return _USERINFO.sub(_STARS, text) if "@" in text else text
 
 
@@ -41,11 +57,13 @@ def remove_logins(text: str) -> str:
 
 
 def redact_url_bytes(body: bytes) -> bytes:
+    if b"?" in body:
+        body = _QUERY_BYTES.sub(lambda url: _VALUE_BYTES.sub(rb"\1***", url[0]), body)
     return _USERINFO_BYTES.sub(_STARS.encode(), body) if b"@" in body else body
 
 
 def is_redacted(text: str) -> bool:
-    return f"://{_STARS}" in text
+    return f"://{_STARS}" in text or any(_HIDDEN_VALUE.search(url) for url in _QUERY.findall(text))
 
 
 def restore(value: Any, stored: Any) -> Any:
@@ -64,7 +82,7 @@ def _restored(value: Any, known: Mapping[str, set[str]]) -> Any:
         case str() if is_redacted(value):
             originals = known.get(value, set())
             if len(originals) != 1:
-                raise Invalid(f"{value!r} hides a user and password: write them in place of the stars")
+                raise Invalid(f"{value!r} hides a login or a secret: write them in place of the stars")
             return next(iter(originals))
         case Mapping():
             return {key: _restored(each, known) for key, each in value.items()}

@@ -1,4 +1,4 @@
-"""User and password in the URL of a model, a backend or a gallery: nobody is shown them, and nothing loses them."""
+"""Secrets in the URL of a model, a backend or a gallery: nobody is shown them, and nothing loses them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from corral.store.tables import models as model_rows
 from corral.store.tables.models import StoredModel
 from tests.support.backend_api import Api
 
-SECRET = "https://me:s3cret@files.example/m.gguf"
-SHOWN = "https://***@files.example/m.gguf"
+SECRET = "https://me:s3cret@files.example/m.gguf?token=s3cret&v=2"
+SHOWN = "https://***@files.example/m.gguf?token=***&v=2"
 MINE: dict[str, Any] = {
     "name": "mine",
     "backend": "vllm",
@@ -26,8 +26,12 @@ MINE: dict[str, Any] = {
 
 class ScriptedLibrary:
     def states(self) -> list[GalleryState]:
-        gallery = Gallery("farm", "https://me:s3cret@galleries.example/i.yaml", ("https://t0ken@mirror.example",))
-        return [GalleryState(gallery, error="https://me:s3cret@galleries.example/i.yaml took longer than 120 s")]
+        gallery = Gallery(
+            "farm", "https://me:s3cret@galleries.example/i.yaml?sig=s3cret", ("https://t0ken@mirror.example",)
+        )
+        return [
+            GalleryState(gallery, error="https://me:s3cret@galleries.example/i.yaml?sig=s3cret took longer than 120 s")
+        ]
 
     async def check(self) -> list[GalleryState]:
         return self.states()
@@ -75,8 +79,8 @@ async def test_galleries_and_their_errors_are_shown_without_user_and_password(ap
     answer = await api.call("GET", "/api/galleries", key=api.viewer, on=1)
     assert b"s3cret" not in answer.raw
     assert b"t0ken" not in answer.raw
-    assert answer.json[0]["url"] == "https://***@galleries.example/i.yaml"
-    assert "https://***@galleries.example/i.yaml took longer" in answer.json[0]["notice"]
+    assert answer.json[0]["url"] == "https://***@galleries.example/i.yaml?sig=***"
+    assert "https://***@galleries.example/i.yaml?sig=*** took longer" in answer.json[0]["notice"]
 
 
 async def test_an_operation_and_a_refusal_do_not_repeat_them(api: Api) -> None:

@@ -42,10 +42,28 @@ SHOWN = "https://***@files.example/x.gguf"
         ("http://[fe80::1]/a@b", "http://[fe80::1]/a@b"),
         ('["http://host:port/x","a@b"]', '["http://host:port/x","a@b"]'),
         (f'{{"uri":"{SECRET}","to":"a@b"}}', f'{{"uri":"{SHOWN}","to":"a@b"}}'),
+        ("https://host/x?token=SECRET", "https://host/x?token=***"),
+        ("https://host/x.gguf?size=3&sig=a%2Fb==&v=2#part", "https://host/x.gguf?size=3&sig=***&v=2#part"),
+        ("https://me:pw@host/x?api_key=SECRET&key=k", "https://***@host/x?api_key=***&key=***"),
+        (
+            "s3://b/x?X-Amz-Credential=c&X-Amz-Date=1&x-amz-signature=s",
+            "s3://b/x?X-Amz-Credential=***&X-Amz-Date=1&x-amz-signature=***",
+        ),
+        ("<a title=https://host/x?v=1&amp;access_token=SECRET>", "<a title=https://host/x?v=1&amp;access_token=***>"),
+        (
+            '{"uri":"https://host/x?AWSAccessKeyId=a&Expires=1","b":1}',
+            '{"uri":"https://host/x?AWSAccessKeyId=***&Expires=1","b":1}',
+        ),
+        ("GET https://host/x?token=SECRET failed; token=x", "GET https://host/x?token=*** failed; token=x"),
+        ('<a href="/fleet/requests?key=laptop&model=m">', '<a href="/fleet/requests?key=laptop&model=m">'),
+        (
+            "https://host/x?max_tokens=3&monkey=4&keyword=5&token=",
+            "https://host/x?max_tokens=3&monkey=4&keyword=5&token=",
+        ),
         (f"cannot be read ({SECRET}): 404; {SECRET}", f"cannot be read ({SHOWN}): 404; {SHOWN}"),
     ],
 )
-def test_only_user_and_password_are_hidden(text: str, shown: str) -> None:
+def test_only_secrets_are_hidden(text: str, shown: str) -> None:
     assert redact_urls(text) == shown
     assert redact_url_bytes(text.encode()) == shown.encode()
     assert is_redacted(shown) is (shown != text)
@@ -53,8 +71,8 @@ def test_only_user_and_password_are_hidden(text: str, shown: str) -> None:
 
 def test_long_texts_take_no_longer_for_each_of_their_letters() -> None:
     """Backends write logs; a text that took the square of its length would hold up the controller."""
-    for piece in ("://a:b/", "://a:b@", "://a:b@/", "@", "://[:"):
-        text = "@ " + piece * (100_000 // len(piece))
+    for piece in ("://a:b/", "://a:b@", "://a:b@/", "@", "://[:", "://a", "://?", "?token=", "://a?&token="):
+        text = "@ ? " + piece * (100_000 // len(piece))
         began = time.process_time()
         redact_urls(text)
         assert time.process_time() - began < 5, piece
@@ -67,6 +85,8 @@ def test_what_was_shown_and_comes_back_is_what_was_stored() -> None:
         "files": [{"uri": SECRET}, {"uri": "https://a:b@c/d"}, {"uri": "https://plain"}],
         "size": 2,
     }
+    signed = "https://h/x?v=1&sig=abc"
+    assert restore({"uri": "https://h/x?v=1&sig=***", "b": 2}, {"uri": signed}) == {"uri": signed, "b": 2}
     plain = {"uri": "https://other"}
     assert restore(plain, stored) is plain
 

@@ -1,4 +1,4 @@
-"""No answer that people see carries the user and password of a URL: not the API's, not the page's, not an error's.
+"""No answer that people see carries a secret of a URL: not the API's, not the page's, not an error's.
 
 Definitions, galleries, operations, inventories and messages of nodes all may have such URLs, so they are redacted once,
 where answers leave. What workers and gateways need in order to work is left as it is.

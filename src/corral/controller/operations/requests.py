@@ -116,7 +116,7 @@ def parse_request(
         if any(ord(letter) < 0x20 or ord(letter) == 0x7F for letter in text):
             raise Invalid("names must not hold control characters")
     if is_redacted(backend_request.uri):
-        raise Invalid(f"{backend_request.uri!r} hides a user and password: write them in place of the stars")
+        raise Invalid(f"{backend_request.uri!r} hides a login or a secret: write them in place of the stars")
     if backend_request.uri and backend_request.backend and not _OWN_NAME.match(backend_request.backend):
         raise Invalid(
             f"{backend_request.backend!r} cannot be a backend's name: use letters, digits, and . _ + - inside"
