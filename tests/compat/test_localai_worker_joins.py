@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -22,11 +21,13 @@ from tests.support.waiting import DEADLINE_S, until
 SHARED = "the-shared-registration-token"
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Each test has workers of its own names."""
+    root = tmp_path_factory.mktemp("joins")
     cluster = Cluster(
-        tmp_path,
-        f"sqlite:///{tmp_path}/corral.db",
+        root,
+        f"sqlite:///{root}/corral.db",
         members=1,
         CORRAL_COMPAT_LOCALAI="true",
         CORRAL_REGISTRATION_TOKEN=SHARED,
@@ -100,10 +101,10 @@ async def test_it_registers_is_approved_heartbeats_refreshes_and_answers_on_the_
 
 async def test_refreshing_by_registering_again_does_not_undo_a_drain(cluster: Cluster) -> None:
     member = cluster.members[0]
-    worker = LocalAIWorker(member.url, cluster.bus_url, SHARED, "old-hand")
+    worker = LocalAIWorker(member.url, cluster.bus_url, SHARED, "drained-hand")
     await worker.register()
     for order in ("approve", "drain"):
-        answer = await asyncio.to_thread(cluster.api, member, "POST", f"/api/nodes/old-hand/{order}")
+        answer = await asyncio.to_thread(cluster.api, member, "POST", f"/api/nodes/drained-hand/{order}")
         assert answer.status == 200
     assert (await worker.register())["status"] == "draining"
 

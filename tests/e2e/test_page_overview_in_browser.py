@@ -63,12 +63,18 @@ async def place(corral: PageApp, node: str, stage: str) -> DesiredReplica:
     return row
 
 
+async def look_again(person: Watched) -> None:
+    """The page looks every few seconds for what no event tells of: it does so now."""
+    await person.context.clock.fast_forward(5_000)
+
+
 async def test_charts_move_with_the_requests(person: Watched, corral: PageApp, url: str) -> None:
     clock = ManualClock(time.time() // 60 * 60 - 60)  # the whole minute before the present one
     leadership = Leadership(corral.store, "here", ttl_s=60)
     recorder = SampleRecorder(
         corral.store, leadership, clock, in_flight_of=lambda node, process: 1, waiting=lambda: {MODEL: 4}
     )
+    await person.context.clock.install()
     page = await open_signed_in(person, url, "/", await corral.key("viewer"))
     tokens = page.locator('.chart[data-key="tokens"]')
     await expect(tokens.locator("strong")).to_have_text("–")
@@ -80,6 +86,7 @@ async def test_charts_move_with_the_requests(person: Watched, corral: PageApp, u
     await recorder.on_receipts(told)
     clock.advance(60)
     await recorder.run_once()
+    await look_again(person)
     await expect(tokens.locator("strong")).not_to_have_text("–")
     await expect(tokens.locator("path.line.first")).to_have_count(1)
     assert re.search(r"between .* and 2k since 1 h ago", await tokens.locator("svg").get_attribute("aria-label") or "")
@@ -89,21 +96,26 @@ async def test_charts_move_with_the_requests(person: Watched, corral: PageApp, u
 
 
 async def test_the_map_follows_a_model_from_loading_to_gone(person: Watched, corral: PageApp, url: str) -> None:
+    await person.context.clock.install()
     page = await open_signed_in(person, url, "/", await corral.key("viewer"))
     barn = page.get_by_role("article", name="barn: healthy")
     await expect(barn).to_contain_text("no model")
     await place(corral, "barn", "ordered")
+    await look_again(person)
     block = barn.get_by_role("link", name=f"{MODEL} on barn: starting, 12 GiB")
     await expect(block).to_have_count(1)
     width = float(await block.locator("rect").get_attribute("width") or 0)
     assert width == pytest.approx(300 * 12 / 64 - 1, abs=0.2), "12 of the 64 GiB of the machine"
     await expect(barn.locator(".on-it")).to_contain_text(f"{MODEL} starting")
     row = await place(corral, "barn", "running")
+    await look_again(person)
     await expect(barn.get_by_role("link", name=f"{MODEL} on barn: ready, 12 GiB")).to_have_count(1)
     await place(corral, "barn", "leaving")
+    await look_again(person)
     await expect(barn.locator("rect.leaving")).to_have_count(1)
     async with corral.store.write() as tx:
         await replicas.delete(tx, [row])
+    await look_again(person)
     await expect(barn).to_contain_text("no model")
     assert await page.evaluate("window.sameDocument")
 

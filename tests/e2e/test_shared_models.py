@@ -16,9 +16,9 @@ from tests.support.waiting import wait_for
 WEIGHTS = b"GGUF" + os.urandom(3_000_000)
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    folder = tmp_path / "shared"
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "shared"
     (folder / "org" / "parts").mkdir(parents=True)
     (folder / "ours.gguf").write_bytes(WEIGHTS)
     (folder / "org" / "parts" / "config.json").write_text("{}")
@@ -26,10 +26,11 @@ def shared(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def fleet(tmp_path: Path, shared: Path) -> Iterator[Fleet]:
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Fleet]:
+    """Each test leaves no model in it."""
     env = {"CORRAL_SHARED_MODELS": "true", "CORRAL_MODELS_FOLDER": str(shared)} | PATIENT
-    fleet = Fleet(tmp_path, "--no-worker", **env)
+    fleet = Fleet(tmp_path_factory.mktemp("shared"), "--no-worker", **env)
     try:
         fleet.start()
         token = fleet.token("--pre-approved", "--uses", "2")
@@ -102,3 +103,4 @@ def test_a_file_that_is_not_in_the_folder_is_named(fleet: Fleet, shared: Path) -
     assert f"lost.gguf is not in the shared models folder {shared}" in ran.stdout + ran.stderr
     (shared / "lost.gguf").write_bytes(WEIGHTS[:100])
     answers(fleet, "lost")
+    assert fleet.cli("models", "delete", "lost", "--yes").returncode == 0
