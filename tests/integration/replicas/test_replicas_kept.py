@@ -248,13 +248,18 @@ async def test_models_of_one_concurrency_group_are_never_on_one_node_together(lo
         await local.until_ready(name)
         await local.until_settled()
     assert barn.models_at_start == [{"a"}, {"b"}, {"a"}]
-    counts = {
-        (sample.name, sample.labels["model"], sample.labels["node"]): sample.value
-        for family in local.metrics.collect()
-        for sample in family.samples
-    }
-    assert [counts["corral_evictions_total", model, "barn"] for model in "ab"] == [1, 1]
-    assert [counts["corral_replica_load_seconds_count", model, "barn"] for model in "ab"] == [2, 1]
+
+    def are_counted() -> bool:  # a moment after the load has ended in the store
+        counts = {
+            (sample.name, sample.labels["model"], sample.labels["node"]): sample.value
+            for family in local.metrics.collect()
+            for sample in family.samples
+        }
+        assert [counts["corral_evictions_total", model, "barn"] for model in "ab"] == [1, 1]
+        assert [counts["corral_replica_load_seconds_count", model, "barn"] for model in "ab"] == [2, 1]
+        return True
+
+    await until(are_counted, "the metrics of three loads and two evictions")
 
 
 async def test_a_group_added_to_a_running_model_parts_the_two(local: ReplicaFleet) -> None:
@@ -283,7 +288,8 @@ async def test_a_busy_model_is_not_evicted_and_the_other_waits(patient: ReplicaF
 
     busy = asyncio.create_task(_keep_busy(barn, first.process_id))
     try:
-        await asyncio.sleep(0.05)
+        tracker = patient.replicas["c1"].activity
+        await until(lambda: tracker.find(barn.node_id, first.process_id).in_flight, "word that it is busy")
         await patient.ask("b")
 
         async def waits() -> bool:
