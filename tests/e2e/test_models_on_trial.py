@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_rollouts_of_backends import MODEL, asking, misbehaving, ready
+from tests.e2e.test_rollouts_of_backends import LIMIT, MODEL, asking, misbehaving, ready
 from tests.support.backend_images import gallery_of, mock_image, openai_entry
 from tests.support.fleet import Fleet
 from tests.support.grown_fleet import grown_fleet
@@ -22,7 +22,7 @@ SOAK = "60s"
 BACKENDS: dict[str, dict[str, str]] = {
     "steady": {},
     "better": {},
-    "slow": {"first_delay_s": "0.3"},
+    "slow": {"first_delay_s": "0.5"},
     "unreliable": {"fail_every": "10"},
 }
 FIGURES = {"slow": "time to first token of asked", "unreliable": "failed requests of asked"}
@@ -46,7 +46,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, registry: ImageRegistry) -> 
 def edit(fleet: Fleet, backend: str, *, code: int) -> dict[str, Any]:
     """The rollout, when the command has ended."""
     change = ("--set", f"backend={backend}", "--set", "parallel=16")
-    ran = fleet.cli("models", "edit", MODEL, *change, "--soak", SOAK, "--json", timeout_s=240)
+    ran = fleet.cli("models", "edit", MODEL, *change, "--soak", SOAK, *LIMIT, "--json", timeout_s=240)
     assert ran.returncode == code, ran.stdout + ran.stderr
     rollout: dict[str, Any] = fleet.api("GET", f"/api/rollouts/{json.loads(ran.stdout)['rollout_id']}").json()
     return rollout
