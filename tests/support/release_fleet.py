@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from corral.blobs.store import BlobStore
 from corral.blobs.transfer.fetcher import Fetcher
 from corral.bus.api import Bus
@@ -50,7 +52,7 @@ from tests.support.waiting import until
 
 LEASE = "replicas"
 QUICK = BackendSettings(retry_first_s=Seconds(0.1), retry_cap_s=Seconds(0.1), backend_accept_timeout_s=Seconds(2))
-PACE = UpgradePace(interval_s=0.05, poll_s=0.05, silent_s=2.0)
+PACE = UpgradePace(interval_s=0.05, poll_s=0.05, silent_s=2.0, unhealthy_s=0.5)
 DEPENDENCY = Wheel(name="dep-1.0-py3-none-any.whl", sha256="d" * 64, url="http://index/dep.whl", size=10)
 
 
@@ -102,6 +104,9 @@ class UpgradingWorker:
         self.phase = "building"  # while it is held
         self.replies: list[UpgradeWorkerReply] = []  # instead of success, one per attempt
         self.runs = ""  # the digest of the wheel
+        self.boot_id = f"boot-of-{node_id}"
+        self.not_ready = ""
+        self.questions = 0  # plans that it was asked for
         self._ended: dict[tuple[str, int], UpgradeWorkerReply] = {}
 
     async def start(self) -> UpgradingWorker:
@@ -110,10 +115,16 @@ class UpgradingWorker:
         return self
 
     async def upgrade(self, order: UpgradeWorker, _tokens: object) -> UpgradeWorkerReply:
-        release = released(order)
+        return msgspec.structs.replace(
+            self._reply(order), program=self.runs[:16], boot_id=self.boot_id, not_ready=self.not_ready
+        )
+
+    def _reply(self, order: UpgradeWorker) -> UpgradeWorkerReply:
         if order.plan:
-            done = release.sha256 == self.runs
+            self.questions += 1
+            done = bool(order.signed) and released(order).sha256 == self.runs
             return UpgradeWorkerReply(state=UpgradeState.DONE if done else UpgradeState.RUNNING)
+        release = released(order)
         self.orders.append(order)
         key = (order.op_id, order.attempt)
         if key not in self._ended:
@@ -171,10 +182,11 @@ class ReleaseSite:
         )
         return self
 
-    async def lead(self, controller: Controller) -> CorralUpgrades:
+    async def lead(self, controller: Controller, *, pace: UpgradePace = PACE) -> CorralUpgrades:
         clock = SystemClock()
         upgrades = CorralUpgrades(
             controller.store,
+            self.keys,
             ReleaseCalls(controller.bus, timeout_s=1.0),
             self.packages,
             BlobStore(self.folder / f"artifacts-{controller.name}", Fetcher(clock=clock)),
@@ -184,7 +196,7 @@ class ReleaseSite:
             clock,
             QUICK,
             lease=LEASE,
-            pace=PACE,
+            pace=pace,
         )
 
         async def claim() -> None:

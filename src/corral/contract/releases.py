@@ -67,8 +67,8 @@ class ChangeReleaseKey(Message, frozen=True):
 
 class UpgradeFleet(Message, frozen=True):
     """At most one of `counter`, `version` and `sha256` names the release; without them it is the version that the
-    controllers run. A version or a wheel that is not the newest
-    release is signed again, with a higher counter, if the controllers hold the key."""
+    controllers run. A version or a wheel that is not the newest release is signed again, with a higher counter, if the
+    controllers hold the key. A dry run signs nothing; its `sha256` may be that of a wheel that was only uploaded."""
 
     counter: int = 0
     version: str = ""
@@ -77,6 +77,9 @@ class UpgradeFleet(Message, frozen=True):
     selector: str = ""
     max_parallel: str = ""
     dry_run: bool = False
+    soak: str = ""  # 5m, or 200 for a number of requests
+    max_errors: str = ""
+    min_requests: int = 0
 
 
 class FleetUpgradeNode(Message, frozen=True):
@@ -86,6 +89,7 @@ class FleetUpgradeNode(Message, frozen=True):
     hardware_class: str = ""
     is_canary: bool = False
     reason: str = ""
+    returns_to: str = ""  # the version to which it is returned by itself; empty: the controllers have no wheel of it
 
 
 class FleetUpgradeService(Message, frozen=True):
@@ -107,3 +111,4 @@ class FleetUpgradePlan(Message, frozen=True):
     nodes: tuple[FleetUpgradeNode, ...] = always(tuple)
     services: tuple[FleetUpgradeService, ...] = ()
     operation: str = ""  # empty: a dry run
+    soak: str = ""

@@ -1,4 +1,4 @@
-"""Rollouts of backends and of revisions of models, as people see them: `GET /api/rollouts/…`
+"""Rollouts of backends, of Corral itself and of revisions of models, as people see them: `GET /api/rollouts/…`
 (docs/reference/rollouts.md)."""
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class RolloutView(Message, frozen=True):
     percent: int = 0  # of the model's requests that the new revision gets now
     in_place: bool = False  # the new revision replaced the old one at once: no node holds both
     plan: str = ""  # which of the two, and why
+    is_corral: bool = False  # a version of Corral itself; `backend` is `corral 1.2.0` then
 
 
 class RolloutList(Message, frozen=True, omit_defaults=False):

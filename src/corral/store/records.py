@@ -384,6 +384,8 @@ class RolloutClass(msgspec.Struct, frozen=True, omit_defaults=True):
     processes: tuple[str, ...] = ()  # ids of the canary's processes of the new build
     restarts: int | None = None  # of these, when they were first seen
     deaths: int = 0
+    unsteady_s: float = 0.0  # time, without a gap, in which the canary did not answer or was not ready
+    since: datetime | None = None  # when the soak began, by the clock of the database
     waiting: str = ""  # why the soak makes no progress
     new_requests: int = 0
     old_requests: int = 0
@@ -424,8 +426,8 @@ class Rollout(msgspec.Struct, frozen=True):
     """The state of one rollout, beside its operation."""
 
     operation_id: str
-    generation: int  # of the rule that is rolled out; 0: of a model
-    subject: str  # the backend, or the model
+    generation: int  # of the rule that is rolled out; 0: of a model, or of Corral itself
+    subject: str  # the backend, the model, or `corral 1.2.0`
     phase: RolloutPhase
     settings: RolloutSettings
     started_at: datetime
@@ -438,12 +440,16 @@ class Rollout(msgspec.Struct, frozen=True):
     reverted_by: tuple[str, ...] = ()  # operations that return nodes to their previous version
     classes: tuple[RolloutClass, ...] = ()
     nodes: dict[str, RolloutNodeBefore] = {}  # by id
-    trial: ModelTrial | None = None  # of a model; None: of a backend
+    trial: ModelTrial | None = None  # of a model; None: of a backend, or of Corral
 
     @property
     def what(self) -> str:
         """What is new, in words."""
-        return "build" if self.trial is None else "revision"
+        return "version" if self.is_of_corral else "build" if self.trial is None else "revision"
+
+    @property
+    def is_of_corral(self) -> bool:
+        return self.trial is None and self.generation == 0
 
     @property
     def is_over(self) -> bool:

@@ -281,6 +281,7 @@ async def work(
                 env=os.environ,
                 metrics=parts.metrics,
                 wake=parts.wake,
+                status=parts.status,
                 make_direct=make_localai,
             ) as backends,
         ):

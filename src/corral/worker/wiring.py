@@ -47,6 +47,7 @@ from corral.worker.installer.requests import InstallFolders
 from corral.worker.installer.resolver import BackendResolver
 from corral.worker.metrics import WorkerMetrics
 from corral.worker.settings import WorkerSettings
+from corral.worker.status import WorkerStatus
 from corral.worker.supervisor.supervisor import Supervisor
 from corral.worker.system.libraries import SystemLibraries
 from corral.worker.system.packages import PackageManager
@@ -99,6 +100,7 @@ async def open_backends(
     env: Mapping[str, str],
     metrics: WorkerMetrics,
     wake: Wake,
+    status: WorkerStatus,
     make_direct: Callable[[BackendParts], DirectOrders | None],
 ) -> AsyncIterator[BackendServices]:
     """`report` returns the latest hardware report; `make_direct` makes the handlers of LocalAI's orders, if any.
@@ -119,6 +121,7 @@ async def open_backends(
             fleet,
             sources.store,
             settings=settings.upgrade,
+            status=status,
         ) as upgrades,
     ):
         files = WorkerFiles(

@@ -26,6 +26,7 @@ from corral.kit.clock import SystemClock
 from corral.kit.errors import CorralError, NotFound
 from corral.kit.signing import Signer
 from corral.worker.settings.node import UpgradeSettings
+from corral.worker.status import WorkerStatus
 from corral.worker.upgrade import versions as places
 from corral.worker.upgrade.orders import CorralUpgradeOrders
 from corral.worker.upgrade.release_pin import Pin, ReleasePin
@@ -35,6 +36,7 @@ from tests.support.release_fleet import DEPENDENCY, small_wheel
 from tests.support.waiting import until
 
 KEY = Signer(Signer.new_private_key())
+STATUS = WorkerStatus(boot_id="boot", name="barn")
 WHEEL = small_wheel("2.0")
 SHA256 = hashlib.sha256(WHEEL).hexdigest()
 
@@ -91,7 +93,7 @@ async def worker(
     store = BlobStore(folder / "blobs", Fetcher(clock=SystemClock()))
     source: Any = fleet or FleetOfBlobs(**{SHA256: WHEEL})
     settings = UpgradeSettings(self_upgrade=self_upgrade)
-    orders = CorralUpgradeOrders(data, pin, source, store, settings=settings, program=program)
+    orders = CorralUpgradeOrders(data, pin, source, store, settings=settings, status=STATUS, program=program)
     async with orders:
         yield orders
 

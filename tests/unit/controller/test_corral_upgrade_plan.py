@@ -7,8 +7,9 @@ from typing import Any
 
 from corral.contract.messages.releases import UpgradeState, UpgradeWorkerReply
 from corral.controller.operations.corral_operations import BAD_VERSION, advanced, begun, ended, is_due, retry_at
-from corral.controller.releases.plan import choose_turns, first_of_each_class
-from corral.store.records import OperationNode, OperationNodeStatus
+from corral.controller.operations.state import SOAKING
+from corral.controller.releases.plan import CanaryHealth, Turns, choose_turns, first_of_each_class
+from corral.store.records import NO_SOAK, OperationNode, OperationNodeStatus, Rollout, RolloutPhase, RolloutSettings
 
 NOON = datetime(2026, 11, 19, 12, tzinfo=UTC)
 SOON = NOON + timedelta(seconds=30)
@@ -22,7 +23,8 @@ def turns(
     *rows: OperationNode, classes: dict[str, str] | None = None, absent: set[str] | None = None, parallel: str = "100%"
 ) -> tuple[list[str], dict[str, str]]:
     known = classes or {each.node_id: "cpu" for each in rows}
-    found = choose_turns(rows, known, frozenset(absent or ()), NOON, parallel)
+    rollout = Rollout("op", 0, "corral 2.0", RolloutPhase.CANARY, NO_SOAK, NOON)
+    found = choose_turns(rollout, rows, known, frozenset(absent or ()), NOON, parallel)
     return [each.node_id for each in found.begin], dict(found.held)
 
 
@@ -90,3 +92,34 @@ def test_how_an_attempt_ends() -> None:
     bad = ended(attempt, UpgradeWorkerReply(state="failed", is_final=True, is_version_bad=True), SOON)
     assert bad.phase == BAD_VERSION
     assert retry_at(row("a", failures=3), NOON, first_s=1.0, cap_s=5.0) == NOON + timedelta(seconds=5)
+
+
+def soaking(*rows: OperationNode, health: CanaryHealth, rollout: Rollout, now: datetime) -> Turns:
+    classes = {each.node_id: "cpu" for each in rows}
+    return choose_turns(rollout, rows, classes, frozenset(), now, "100%", health={"a": health}, unhealthy_s=60.0)
+
+
+def test_a_stepped_clock_neither_ends_a_soak_nor_makes_a_canary_unhealthy() -> None:
+    rows = (row("a", "downloading", phase=SOAKING), row("b"))
+    rollout = Rollout("op", 0, "corral 2.0", RolloutPhase.CANARY, RolloutSettings(soak_s=300.0), NOON)
+    for now in (NOON, NOON + timedelta(hours=3), NOON - timedelta(hours=5), NOON + timedelta(days=2)):
+        rollout = soaking(*rows, health=CanaryHealth("not ready", "boot"), rollout=rollout, now=now).rollout
+    (state,) = rollout.classes
+    assert (state.soaking, state.soaked_s, state.unsteady_s) == (True, 0.0, 20.0), "a step counts ten seconds"
+    turns = soaking(*rows, health=CanaryHealth("", "boot"), rollout=rollout, now=NOON + timedelta(days=9))
+    (state,) = turns.rollout.classes
+    assert (state.soaked_s, state.unsteady_s, turns.begin) == (10.0, 0.0, ())
+
+
+def test_a_canary_is_unhealthy_for_a_minute_before_it_returns() -> None:
+    rows = (row("a", "downloading", phase=SOAKING), row("b"))
+    rollout = Rollout("op", 0, "corral 2.0", RolloutPhase.CANARY, RolloutSettings(soak_s=300.0), NOON)
+    phases = []
+    for number in range(8):
+        now = NOON + timedelta(seconds=10 * number)
+        turns = soaking(*rows, health=CanaryHealth("not ready", "boot"), rollout=rollout, now=now)
+        rollout = turns.rollout
+        phases.append(rollout.phase.value)
+    assert phases == ["soak"] * 7 + ["reverted"]
+    assert rollout.verdict == "a was not healthy for 1m: not ready"
+    assert (turns.is_reverted, turns.stopped) == (True, {"b"})

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_command
-from corral.cli.common.options import Detach, DryRun, Json
+from corral.cli.common.options import Detach, DryRun, Json, reject_empty
 from corral.cli.common.output import DONE, print_json, print_line, print_note, print_table
+from corral.cli.common.soak_options import MaxErrors, MinRequests, soak_fields
 from corral.cli.operations.watch import follow_or_detach
 from corral.kit.errors import Invalid
 
@@ -44,6 +45,17 @@ async def upgrade_fleet(
     max_parallel: Annotated[
         str, declare.Option("--max-parallel", metavar="N|N%", help="how many nodes at once [25%]")
     ] = "",
+    soak: Annotated[
+        str,
+        declare.Option(
+            "--soak",
+            metavar="TIME|N",
+            help="watch the first node of each hardware class for this time (5m), or for N of its requests (200)",
+            callback=reject_empty,
+        ),
+    ] = "",
+    max_errors: MaxErrors = "",
+    min_requests: MinRequests = None,
     dry_run: DryRun = False,
     detach: Detach = False,
     as_json: Json = False,
@@ -56,7 +68,11 @@ async def upgrade_fleet(
     not ready within a minute, the old one serves again, and no other node begins. Older versions are signed again
     with a higher counter, so that is also the way back.
 
-    With --dry-run a wheel is uploaded and signed, and nothing is ordered. Gateway and controller of a `corral up`
+    With --soak the first nodes are watched before the others follow. If one is not healthy for a minute, its worker
+    ends by itself, or more of its requests fail, every node that has switched returns to its version before.
+    `corral rollouts` shows how far it is, pauses, promotes and aborts.
+
+    With --dry-run a wheel is uploaded, and nothing is signed or ordered. Gateway and controller of a `corral up`
     from `corral fleet install` follow when the operation has ended. Others are upgraded on their machines: the plan
     names the commands.
 
@@ -64,6 +80,7 @@ async def upgrade_fleet(
     Examples:
       corral fleet upgrade --dry-run
       corral fleet upgrade --wheel corral-1.2.0-py3-none-any.whl
+      corral fleet upgrade --wheel corral-1.2.0-py3-none-any.whl --soak 10m
       corral fleet upgrade --to 1.1.0 --selector tier=test
       corral fleet upgrade --wheel corral-1.2.0-py3-none-any.whl --signature corral-1.2.0.release
     """
@@ -76,6 +93,7 @@ async def upgrade_fleet(
         raise declare.BadParameter("give --wheel or --to, not both")
     if signature and not wheel:
         raise declare.BadParameter("--signature is of a wheel: give it with --wheel")
+    trial = soak_fields(soak=soak, max_errors=max_errors, max_slowdown=None, min_requests=min_requests)
     if wheel:  # what can be refused without it is, before it is uploaded and signed
         try:
             parse_selector(selector)
@@ -83,9 +101,15 @@ async def upgrade_fleet(
             raise declare.BadParameter(f"--selector: {error}") from error
         if node:
             await client.nodes.get(node)
-    sha256 = await send_release(client, wheel, signature) if wheel else ""
+    sha256 = await send_release(client, wheel, signature, signs=not dry_run) if wheel else ""
     request = UpgradeFleet(
-        sha256=sha256, version=to or "", node=node, selector=selector, max_parallel=max_parallel, dry_run=dry_run
+        sha256=sha256,
+        version=to or "",
+        node=node,
+        selector=selector,
+        max_parallel=max_parallel,
+        dry_run=dry_run,
+        **trial,
     )
     plan = await client.releases.upgrade(request)
     if as_json and (dry_run or detach):
@@ -99,8 +123,8 @@ async def upgrade_fleet(
     return await follow_or_detach(client, [plan.operation], detach=detach, as_json=as_json)
 
 
-async def send_release(client: Client, wheel: str, signature: str = "") -> str:
-    """Upload the wheel and make a release of it; return its SHA-256."""
+async def send_release(client: Client, wheel: str, signature: str = "", *, signs: bool = True) -> str:
+    """Upload the wheel and make a release of it, or only upload it; return its SHA-256."""
     from corral.cli.common.roles import describe_wheel
     from corral.cli.models.upload import describe_files, find_parts, local_path, upload_files
 
@@ -109,7 +133,7 @@ async def send_release(client: Client, wheel: str, signature: str = "") -> str:
     signed = read_signature(signature) if signature else ""
     (file,) = await describe_files([path])
     await upload_files(client, [(path, file)], shlex.join(["corral", "fleet", "upgrade", "--wheel", wheel]))
-    return (await client.releases.add(file.sha256, signed=signed)).sha256
+    return (await client.releases.add(file.sha256, signed=signed)).sha256 if signs else file.sha256
 
 
 def read_signature(path: str) -> str:
@@ -120,7 +144,8 @@ def read_signature(path: str) -> str:
 
 
 def _print_plan(plan: FleetUpgradePlan) -> None:
-    print_line(f"Corral {plan.version}, release {plan.counter}, {plan.max_parallel} of the nodes at once")
+    soak = f", after a soak of {plan.soak}" if plan.soak else ""
+    print_line(f"Corral {plan.version}, release {plan.counter}, {plan.max_parallel} of the nodes at once{soak}")
     rows = [
         (
             each.node,
@@ -132,7 +157,7 @@ def _print_plan(plan: FleetUpgradePlan) -> None:
         for each in plan.nodes
     ]
     print_table(COLUMNS, rows, empty="No nodes.")
-    if note := note_on_downgrades(plan):
+    for note in filter(None, (note_on_downgrades(plan), note_on_ways_back(plan))):
         print_note(note)
     if plan.services:
         print_line()
@@ -141,6 +166,22 @@ def _print_plan(plan: FleetUpgradePlan) -> None:
             [(each.role, each.name, each.version, each.command, each.reason) for each in plan.services],
             empty="",
         )
+
+
+def note_on_ways_back(plan: FleetUpgradePlan) -> str:
+    """Empty unless a soak would end without a way back."""
+    names = [each.node for each in plan.nodes if each.action == "upgrade" and not each.returns_to]
+    if not plan.soak or not names:
+        return ""
+    shown = _shown(names)
+    return (
+        f"Note: {shown} cannot be returned by itself, because the controllers have no wheel of the version there: "
+        f"give that to `corral fleet upgrade --wheel` first, or bring them back by hand."
+    )
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def note_on_downgrades(plan: FleetUpgradePlan) -> str:
@@ -156,5 +197,4 @@ def note_on_downgrades(plan: FleetUpgradePlan) -> str:
     names = [each.node for each in plan.nodes if each.action == "upgrade" and is_later(each.version)]
     if not names:
         return ""
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"Note: this goes back to an earlier version on {shown}."
+    return f"Note: this goes back to an earlier version on {_shown(names)}."

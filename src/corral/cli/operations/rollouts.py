@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 app = declare.App(
     help="""Show, pause, promote and abort rollouts.
 
-    A rollout is an upgrade that tries the new build of a backend on one node of each hardware class first, or an edit
-    of a model that tries the new revision on a share of the requests first.
+    A rollout is an upgrade that tries the new build of a backend, or a new version of Corral itself, on one node of
+    each hardware class first, or an edit of a model that tries the new revision on a share of the requests first.
 
     \b
     Examples:
@@ -149,9 +149,13 @@ def _details(view: RolloutView) -> list[tuple[str, str]]:
         f"at most {100 * view.max_errors:g} % of the requests more that fail, and at most {view.max_slowdown:g} times "
         f"as slow; judged from {_requests(view.min_requests)} of each on"
     )
+    if view.is_corral:
+        limits = (
+            f"healthy, failed requests + {100 * view.max_errors:g} %, {view.min_requests} requests before and since"
+        )
     return [
         ("id", view.operation_id),
-        ("backend", view.backend),
+        ("version" if view.is_corral else "backend", view.backend),
         ("model", view.model),
         ("revision", f"{view.revision[:8]}, before {view.old_revision[:8]}" if view.model else ""),
         ("plan", view.plan),

@@ -36,7 +36,7 @@ class UpgradeWorker(Message, frozen=True):
     packages: tuple[ReleasePackage, ...] = ()  # empty: the worker fetches them from the package index
     sources: tuple[str, ...] = ()  # URLs of blob listeners
     source_token: str = ""
-    plan: bool = False  # only say whether it would be refused
+    plan: bool = False  # only say whether it would be refused, or runs already; `signed` may be empty then
 
 
 class UpgradeWorkerReply(Message, frozen=True):
@@ -48,6 +48,9 @@ class UpgradeWorkerReply(Message, frozen=True):
     version: str = ""  # that answers
     is_final: bool = False  # another attempt would fail the same way
     is_version_bad: bool = False  # it does not work here, and the old one serves on: other workers should not try it
+    program: str = ""  # of the version that answers: the first 16 digits of the SHA-256 of its wheel
+    boot_id: str = ""  # of the worker that answers: new for each start of its process
+    not_ready: str = ""  # why it should get no requests; empty: it is ready, or does not say
 
 
 class CancelUpgrade(Message, frozen=True):

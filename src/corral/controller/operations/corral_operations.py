@@ -5,6 +5,7 @@ transitions of their rows are pure; `controller/releases/upgrades.py` carries th
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from msgspec.structs import replace
@@ -14,10 +15,23 @@ from corral.controller.inventory.nodes import takes_backends
 from corral.controller.operations.progress import finish_or_reopen, new_row
 from corral.controller.operations.state import settle
 from corral.controller.operations.views import CORRAL_UPGRADE
-from corral.kit.errors import Conflict, NotFound
+from corral.controller.rollouts.hardware_class import hardware_of
+from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.store.engine.transactions import Transaction
-from corral.store.records import ENDED, BackendRequest, OperationNode, OperationNodeStatus, Scope
-from corral.store.tables import node_labels, nodes, operation_nodes, operations, revisions
+from corral.store.records import (
+    ENDED,
+    NO_SOAK,
+    BackendRequest,
+    OperationNode,
+    OperationNodeStatus,
+    Rollout,
+    RolloutNodeBefore,
+    RolloutPhase,
+    RolloutSettings,
+    Scope,
+    ScopeKind,
+)
+from corral.store.tables import node_labels, nodes, operation_nodes, operations, releases, revisions, rollouts
 from corral.store.tables.nodes import NodeOutline
 from corral.store.tables.operations import Operation, StoredRequest
 from corral.store.tables.releases import Release
@@ -31,10 +45,24 @@ _FETCH_PERCENT = 30.0
 
 
 async def open_corral_upgrade(
-    tx: Transaction, release: Release, scope: Scope, max_parallel: str, by: str = ""
+    tx: Transaction,
+    release: Release,
+    scope: Scope,
+    max_parallel: str,
+    by: str = "",
+    *,
+    settings: RolloutSettings = NO_SOAK,
+    before: Mapping[str, RolloutNodeBefore] | None = None,
 ) -> Operation:
-    """A new operation with a row for each node of the scope. The caller holds the counter of rules and notifies the
-    change feed after the commit. Raises Conflict while another one runs: two versions would replace each other."""
+    """A new operation with a row for each node of the scope. `before`: what nodes run now. The caller holds the counter
+    of rules and notifies the change feed after the commit. Raises Conflict while another one runs, because two versions
+    would replace each other, and Invalid for a release that workers refuse by now."""
+    newest = await releases.highest_counter(tx)
+    if release.counter < newest:
+        raise Invalid(
+            f"release {release.counter} is not the newest any more, so workers refuse it: sign it again with "
+            f"`corral fleet upgrade --to {release.version}`"
+        )
     opened = await operations.list_open(tx, kind=CORRAL_UPGRADE)
     if opened:
         raise Conflict(
@@ -50,14 +78,61 @@ async def open_corral_upgrade(
         scope_value=scope.value,
         generation=0,
         created_at=await tx.now(),
-        request=StoredRequest(BackendRequest(NAME), max_parallel=max_parallel, release=release.counter),
+        request=StoredRequest(
+            BackendRequest(NAME), max_parallel=max_parallel, release=release.counter, rollout=settings
+        ),
         created_by=by,
     )
+    known = before or {}
+    outlines = {
+        each.id: known.get(each.id, RolloutNodeBefore(hardware_of(each))) for each in chosen if each.protocol != 0
+    }
+    await _store(tx, operation, release, [_new_row(operation, release, outline) for outline in chosen], outlines)
+    return operation
+
+
+async def open_corral_return(tx: Transaction, release: Release, chosen: Sequence[tuple[str, str]]) -> Operation:
+    """An operation that brings nodes (id and name) back to the version of this release, all at once."""
+    single = chosen[0][0] if len(chosen) == 1 else ""
+    operation = Operation(
+        id=str(uuid.uuid4()),
+        kind=CORRAL_UPGRADE,
+        backend=NAME,
+        scope_kind=(ScopeKind.NODE if single else ScopeKind.ALL).value,
+        scope_value=single,
+        generation=0,
+        created_at=await tx.now(),
+        request=StoredRequest(BackendRequest(NAME), max_parallel="100%", release=release.counter),
+    )
+    rows = [_row(operation, release, node_id, name) for node_id, name in chosen]
+    await _store(tx, operation, release, rows, {})
+    return operation
+
+
+async def _store(
+    tx: Transaction,
+    operation: Operation,
+    release: Release,
+    rows: Sequence[OperationNode],
+    before: Mapping[str, RolloutNodeBefore],
+) -> None:
     await operations.insert(tx, operation)
-    await operation_nodes.put(tx, [_new_row(operation, release, outline) for outline in chosen])
+    await operation_nodes.put(tx, rows)
+    rollout = new_rollout(operation, release.version)
+    await rollouts.put(tx, replace(rollout, nodes=dict(before)))
     await finish_or_reopen(tx, [operation], operation.created_at)
     await revisions.bump(tx, "operations")
-    return operation
+
+
+def new_rollout(operation: Operation, version: str) -> Rollout:
+    return Rollout(
+        operation_id=operation.id,
+        generation=0,
+        subject=f"{NAME} {version}",
+        phase=RolloutPhase.CANARY,
+        settings=operation.request.rollout,
+        started_at=operation.created_at,
+    )
 
 
 async def list_covered(tx: Transaction, scope: Scope) -> list[NodeOutline]:
@@ -74,12 +149,13 @@ async def list_covered(tx: Transaction, scope: Scope) -> list[NodeOutline]:
 
 
 def _new_row(operation: Operation, release: Release, outline: NodeOutline) -> OperationNode:
-    row = replace(
-        new_row(operation.id, outline.id, outline.name, operation.created_at),
-        version=release.version,
-        digest=f"sha256:{release.sha256}",
-    )
+    row = _row(operation, release, outline.id, outline.name)
     return settle(row, OperationNodeStatus.SKIPPED, LOCALAI_NODE) if outline.protocol == 0 else row
+
+
+def _row(operation: Operation, release: Release, node_id: str, name: str) -> OperationNode:
+    row = new_row(operation.id, node_id, name, operation.created_at)
+    return replace(row, version=release.version, digest=f"sha256:{release.sha256}")
 
 
 def begun(row: OperationNode) -> OperationNode:

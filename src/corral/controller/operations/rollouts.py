@@ -1,5 +1,5 @@
 """The service for rollouts: list, show, pause, resume, promote, abort. Each action is only stored; the reconciler of
-backends, or of replicas for a model, carries it out."""
+backends, of replicas for a model, or of releases for Corral itself, carries it out."""
 
 from __future__ import annotations
 
@@ -104,6 +104,7 @@ def rollout_view(rollout: Rollout, names: Mapping[str, str], *, max_parallel: st
         percent=share_of(rollout),
         in_place=trial is not None and trial.in_place,
         plan="" if trial is None else trial.plan,
+        is_corral=rollout.is_of_corral,
         phase=rollout.phase.value,
         started_at=rfc3339(rollout.started_at),
         ended_at=rfc3339(rollout.ended_at),
@@ -148,7 +149,7 @@ def message_of(rollout: Rollout) -> str:
         case RolloutPhase.WAVES:
             return "every class has passed; the other nodes switch"
         case _:
-            return "nodes fetch the new build beside the current one"
+            return f"nodes fetch the new {rollout.what} beside the current one"
 
 
 def _class_view(rollout: Rollout, state: RolloutClass, names: Mapping[str, str], *, windows: bool) -> RolloutClassView:

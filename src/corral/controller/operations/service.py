@@ -52,6 +52,7 @@ from corral.store.tables import (
     operations,
     releases,
     revisions,
+    rollouts,
 )
 from corral.store.tables.operations import Operation
 
@@ -186,7 +187,18 @@ class Operations:
                 request = None
                 release = await releases.get(tx, operation.request.release)
                 parallel = operation.request.max_parallel
-                operation_id = (await open_corral_upgrade(tx, release, scope_of(operation), parallel, by)).id
+                settings = operation.request.rollout
+                former = await rollouts.find(tx, operation_id)
+                again = await open_corral_upgrade(
+                    tx,
+                    release,
+                    scope_of(operation),
+                    parallel,
+                    by,
+                    settings=settings,
+                    before=former.nodes if former is not None else None,
+                )
+                operation_id = again.id
             elif withdrawn:
                 request = _request_again(operation, by)
             else:

@@ -39,7 +39,7 @@ def _of_rollout(rollout: RolloutView) -> Iterator[str]:
     yield f"rollout: {rollout.message}"
     if rollout.plan:
         yield f"plan: {rollout.plan}"
-    what = "revision" if rollout.model else "build"
+    what = "version" if rollout.is_corral else "revision" if rollout.model else "build"
     for each in rollout.classes:
         yield _of_trial(rollout, each) if rollout.model else _of_class(rollout, each)
         yield from (f"  {figure.words}: {'worse' if figure.worse else 'within the limit'}" for figure in each.figures)

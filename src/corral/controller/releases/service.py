@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from corral.blobs.digests import PREFIX
 from corral.blobs.store import BlobStore
 from corral.contract.messages.releases import UpgradeState, UpgradeWorker, UpgradeWorkerReply
@@ -18,7 +20,6 @@ from corral.contract.releases import (
     FleetUpgradeService,
     ReleaseKeyView,
     ReleaseList,
-    ReleaseOrder,
     ReleaseView,
     UpgradeFleet,
 )
@@ -28,32 +29,33 @@ from corral.controller.operations.corral_operations import LOCALAI_NODE, list_co
 from corral.controller.operations.views import rfc3339
 from corral.controller.releases.calls import ReleaseCalls
 from corral.controller.releases.plan import first_of_each_class
+from corral.controller.releases.signing import CorralWheel, add_release, next_counter
 from corral.controller.rollouts.hardware_class import hardware_of
-from corral.controller.rollouts.options import DEFAULT_MAX_PARALLEL, parse_max_parallel
+from corral.controller.rollouts.options import DEFAULT_MAX_PARALLEL, describe_soak, parse_max_parallel, parse_rollout
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
 from corral.gallery.pypi.corral_wheel import read_contents
 from corral.kit.errors import CorralError, Invalid, NotFound, Unreachable
 from corral.kit.log import get_log
 from corral.kit.threads import run_uncancelled
-from corral.store.engine.transactions import Store, Transaction
-from corral.store.records import Scope
+from corral.store.engine.transactions import Store
+from corral.store.records import RolloutNodeBefore, Scope
 from corral.store.tables import controllers, nodes, release_wheels, releases, revisions
 from corral.store.tables.nodes import NodeOutline
 from corral.store.tables.releases import Release
 
 log = get_log(__name__)
 
-KEPT_WHEELS = 5  # of the last releases; each has a few megabytes
 NO_ANSWER = "it takes no such orders: it is away, or its version cannot upgrade itself yet"
 
 FindScope = Callable[[str, str], Awaitable[Scope]]  # by node and selector
 
 
 @dataclass(frozen=True)
-class _Wheel:
-    sha256: str
-    version: str
-    content: bytes
+class _AskedNode:
+    outline: NodeOutline
+    reply: UpgradeWorkerReply | CorralError
+    version: str  # that it runs now
+    before: RolloutNodeBefore
 
 
 class Releases:
@@ -85,24 +87,29 @@ class Releases:
             key = ReleaseKeyView(
                 public_key=self._keys.public_key,
                 is_held=await self._keys.is_held(tx),
-                next_counter=_next_counter(found),
+                next_counter=next_counter(found),
             )
         return ReleaseList(key, tuple(_view(each) for each in found))
 
     async def add(self, request: AddRelease, *, by: str) -> ReleaseView:
         """A wheel that was uploaded becomes the newest release. Raises NotFound, Invalid."""
-        blob = self._uploaded.find(PREFIX + request.sha256)
-        if blob is None:
+        wheel = await self._read_uploaded(request.sha256)
+        if wheel is None:
             raise NotFound("the wheel is not on this controller: upload it first")
+        async with self._store.write() as tx:
+            await revisions.hold(tx, COUNTER)
+            release = await add_release(tx, self._keys, wheel, request.signed, by)
+        self._feed.notify(COUNTER)
+        return _view(release)
+
+    async def _read_uploaded(self, sha256: str) -> CorralWheel | None:
+        blob = self._uploaded.find(PREFIX + sha256)
+        if blob is None:
+            return None
         if blob.size > MAX_WHEEL_BYTES:
             raise Invalid(f"the wheel has {blob.size} bytes; a wheel of Corral has at most {MAX_WHEEL_BYTES}")
         content = await run_uncancelled(blob.path.read_bytes)
-        wheel = _Wheel(request.sha256, (await run_uncancelled(read_contents, content, "the file")).version, content)
-        async with self._store.write() as tx:
-            await revisions.hold(tx, COUNTER)
-            release = await self._release(tx, wheel, request.signed, by)
-        self._feed.notify(COUNTER)
-        return _view(release)
+        return CorralWheel(sha256, (await run_uncancelled(read_contents, content, "the file")).version, content)
 
     async def change_key(self, request: ChangeReleaseKey, *, by: str) -> ReleaseList:
         if bool(request.public_key) is request.is_new:
@@ -116,95 +123,82 @@ class Releases:
     async def upgrade(self, request: UpgradeFleet, *, by: str) -> FleetUpgradePlan:
         """The plan, and unless it is a dry run the operation that carries it out."""
         parallel = parse_max_parallel(request.max_parallel) if request.max_parallel else DEFAULT_MAX_PARALLEL
+        settings = parse_rollout(soak=request.soak, max_errors=request.max_errors, min_requests=request.min_requests)
         scope = await self._find_scope(request.node, request.selector)
-        own = await self._read_own(request)
-        async with self._store.write() as tx:
-            await revisions.hold(tx, COUNTER)
-            release = await self._choose(tx, request, own, by)
-        self._feed.notify(COUNTER)
-        plan = await self._plan(release, scope, parallel)
+        release, wheel = await self._choose(request)
+        if wheel is not None and not request.dry_run:
+            async with self._store.write() as tx:
+                await revisions.hold(tx, COUNTER)
+                release = await add_release(tx, self._keys, wheel, "", by)
+            self._feed.notify(COUNTER)
+        own = await self._find_own_wheel()
+        asked = await self._ask_nodes(release, scope, own)
+        plan = await self._plan(release, asked, parallel, describe_soak(settings))
         if request.dry_run:
             return plan
         async with self._store.write() as tx:
             await revisions.hold(tx, RULES)
-            operation = await open_corral_upgrade(tx, release, scope, parallel, by)
+            if own is not None and any(each.before.digest == own.sha256 for each in asked):
+                await release_wheels.put(tx, own.sha256, own.data)
+            before = {each.outline.id: each.before for each in asked}
+            operation = await open_corral_upgrade(tx, release, scope, parallel, by, settings=settings, before=before)
         log.info("upgrade of the fleet requested", version=release.version, operation=operation.id, by=by)
         self._feed.notify("operations", operation.id)
-        return FleetUpgradePlan(
-            counter=plan.counter,
-            version=plan.version,
-            sha256=plan.sha256,
-            size_bytes=plan.size_bytes,
-            max_parallel=plan.max_parallel,
-            nodes=plan.nodes,
-            services=plan.services,
-            operation=operation.id,
-        )
+        return structs.replace(plan, operation=operation.id)
 
-    async def _read_own(self, request: UpgradeFleet) -> OwnWheel | None:
-        """The wheel of the version that the controllers run, if that is requested: by its name, or without any. Raises
-        NotFound for a release that is unknown."""
+    async def _choose(self, request: UpgradeFleet) -> tuple[Release, CorralWheel | None]:
+        """The release that is requested. With a wheel it is not signed yet: one that is new, or an older one, which is
+        signed again with a higher counter because workers refuse the lower one. Raises NotFound, Invalid."""
         async with self._store.read() as tx:
-            found = await releases.list_(tx)
-        if _find(found, request) is not None:
-            return None
-        own = await self._own_wheel() if not (request.counter or request.sha256) else None
-        if own is None or request.version not in ("", own.version):
-            known = ", ".join(dict.fromkeys(each.version for each in found)) or "none"
-            raise NotFound(f"the controllers hold no such release; they have: {known}. Give its wheel with --wheel")
-        return own
-
-    async def _choose(self, tx: Transaction, request: UpgradeFleet, own: OwnWheel | None, by: str) -> Release:
-        """The release that is ordered: the newest one, or an older wheel that is signed again with a higher counter,
-        because workers refuse the lower one."""
-        if own is not None:
-            return await self._release(tx, _Wheel(own.sha256, own.version, own.data), "", by)
-        found = await releases.list_(tx)
-        wanted = _find(found, request)
-        assert wanted is not None  # releases are never removed
-        if wanted.counter == found[0].counter:
-            return wanted
-        content = await release_wheels.find(tx, wanted.sha256)
-        if content is None:
-            raise NotFound(f"the wheel of {wanted.version} is not kept any more: give it with --wheel")
-        return await self._release(tx, _Wheel(wanted.sha256, wanted.version, content), "", by)
-
-    async def _release(self, tx: Transaction, wheel: _Wheel, signed: str, by: str) -> Release:
-        found = await releases.list_(tx)
-        order = ReleaseOrder(
-            counter=_next_counter(found), version=wheel.version, sha256=wheel.sha256, size_bytes=len(wheel.content)
-        )
-        if not signed and found and found[0].sha256 == wheel.sha256:
-            return found[0]
-        if signed:
-            order = _check_signed(await self._keys.verify(tx, signed), order)
+            found, now = await releases.list_(tx), await tx.now()
+            known = _find(found, request)
+            if known is not None and known.counter == found[0].counter:
+                return known, None
+            content = await release_wheels.find(tx, known.sha256) if known is not None else None
+        if known is not None and content is None:
+            raise NotFound(f"the wheel of {known.version} is not kept any more: give it with --wheel")
+        if known is not None and content is not None:
+            wheel: CorralWheel | None = CorralWheel(known.sha256, known.version, content)
+        elif request.sha256:
+            wheel = await self._read_uploaded(request.sha256)
         else:
-            signed = await self._keys.sign(tx, order)
-        release = Release(
-            counter=order.counter,
-            version=order.version,
-            sha256=order.sha256,
-            size_bytes=order.size_bytes,
-            signed=signed,
-            created_at=await tx.now(),
-            created_by=by,
-        )
-        await releases.insert(tx, release)
-        await release_wheels.put(tx, wheel.sha256, wheel.content)
-        kept = list(dict.fromkeys(each.sha256 for each in (release, *found)))[:KEPT_WHEELS]
-        await release_wheels.keep_only(tx, kept)
-        await revisions.bump(tx, COUNTER)
-        log.info("release signed", version=release.version, counter=release.counter, by=by)
-        return release
+            wheel = _wheel_of(await self._own_wheel()) if not request.counter else None
+        if wheel is None or request.version not in ("", wheel.version):
+            versions = ", ".join(dict.fromkeys(each.version for each in found)) or "none"
+            raise NotFound(f"the controllers hold no such release; they have: {versions}. Give its wheel with --wheel")
+        size = len(wheel.content)
+        return Release(next_counter(found), wheel.version, wheel.sha256, size, "", now, ""), wheel
 
-    async def _plan(self, release: Release, scope: Scope, parallel: str) -> FleetUpgradePlan:
+    async def _find_own_wheel(self) -> OwnWheel | None:
+        try:
+            return await self._own_wheel()
+        except CorralError as error:
+            log.warning("this controller cannot serve its own version", reason=error.message)
+            return None
+
+    async def _ask_nodes(self, release: Release, scope: Scope, own: OwnWheel | None) -> list[_AskedNode]:
         async with self._store.read() as tx:
             chosen = await list_covered(tx, scope)
             versions = {node.id: node.version for node in await nodes.list_(tx)}
-            live = await controllers.list_live(tx, within_s=self._live_for_s)
+            kept = await release_wheels.list_names(tx)
+            wheels = [(each.sha256, each.version) for each in await releases.list_(tx) if each.sha256 in kept]
+        if own is not None:
+            wheels.append((own.sha256, own.version))
         replies = await asyncio.gather(*(self._ask(outline, release) for outline in chosen))
-        rows = list(zip(chosen, replies, strict=True))
-        going = [(outline.name, hardware_of(outline)) for outline, reply in rows if _goes(reply)]
+        return [
+            _AskedNode(
+                outline,
+                reply,
+                versions.get(outline.id, ""),
+                _before(outline, reply, versions.get(outline.id, ""), wheels),
+            )
+            for outline, reply in zip(chosen, replies, strict=True)
+        ]
+
+    async def _plan(self, release: Release, asked: Sequence[_AskedNode], parallel: str, soak: str) -> FleetUpgradePlan:
+        async with self._store.read() as tx:
+            live = await controllers.list_live(tx, within_s=self._live_for_s)
+        going = [(each.outline.name, hardware_of(each.outline)) for each in asked if _goes(each.reply)]
         canaries = first_of_each_class(going)
         return FleetUpgradePlan(
             counter=release.counter,
@@ -212,11 +206,9 @@ class Releases:
             sha256=release.sha256,
             size_bytes=release.size_bytes,
             max_parallel=parallel,
-            nodes=tuple(
-                _planned(outline, reply, versions.get(outline.id, ""), is_canary=outline.name in canaries)
-                for outline, reply in rows
-            ),
+            nodes=tuple(_planned(each, is_canary=each.outline.name in canaries) for each in asked),
             services=tuple(_services(release, live)),
+            soak=soak,
         )
 
     async def _ask(self, outline: NodeOutline, release: Release) -> UpgradeWorkerReply | CorralError:
@@ -224,9 +216,29 @@ class Releases:
             return UpgradeWorkerReply(state=UpgradeState.REFUSED, reason=LOCALAI_NODE)
         order = UpgradeWorker(op_id="plan", attempt=0, signed=release.signed, plan=True)
         try:
-            return await self._calls.upgrade(outline.id, order)
+            reply = await self._calls.upgrade(outline.id, order)
         except CorralError as error:
             return error
+        if release.signed or reply.state == UpgradeState.REFUSED:
+            return reply
+        # Nobody has signed it yet. Workers of earlier versions call that a failure; they refuse before they look at it.
+        runs_it = bool(reply.program) and release.sha256.startswith(reply.program)
+        return structs.replace(reply, state=UpgradeState.DONE if runs_it else UpgradeState.RUNNING)
+
+
+def _wheel_of(own: OwnWheel) -> CorralWheel:
+    return CorralWheel(own.sha256, own.version, own.data)
+
+
+def _before(
+    outline: NodeOutline, reply: UpgradeWorkerReply | CorralError, version: str, wheels: Sequence[tuple[str, str]]
+) -> RolloutNodeBefore:
+    """What the node runs now, with its wheel if there is one: by what the worker says, else by the version."""
+    program = reply.program if isinstance(reply, UpgradeWorkerReply) else ""
+    for sha256, known in wheels:
+        if sha256.startswith(program) if program else known == version:
+            return RolloutNodeBefore(hardware_of(outline), digest=sha256, version=known)
+    return RolloutNodeBefore(hardware_of(outline), version=version)
 
 
 def _find(found: Sequence[Release], request: UpgradeFleet) -> Release | None:
@@ -246,31 +258,12 @@ def _find(found: Sequence[Release], request: UpgradeFleet) -> Release | None:
     )
 
 
-def _check_signed(signed: ReleaseOrder, expected: ReleaseOrder) -> ReleaseOrder:
-    if (signed.version, signed.sha256, signed.size_bytes) != (expected.version, expected.sha256, expected.size_bytes):
-        raise Invalid(
-            f"the signature is of {signed.version} with the SHA-256 {signed.sha256[:16]}…, and the wheel is "
-            f"{expected.version} with {expected.sha256[:16]}…: sign this wheel"
-        )
-    if signed.counter < expected.counter:
-        raise Invalid(
-            f"the signature has the counter {signed.counter}, and {expected.counter} is the lowest that is free: "
-            f"sign again with --counter {expected.counter}"
-        )
-    return signed
-
-
-def _next_counter(found: Sequence[Release]) -> int:
-    return found[0].counter + 1 if found else 1
-
-
 def _goes(reply: UpgradeWorkerReply | CorralError) -> bool:
     return isinstance(reply, UpgradeWorkerReply) and reply.state == UpgradeState.RUNNING
 
 
-def _planned(
-    outline: NodeOutline, reply: UpgradeWorkerReply | CorralError, version: str, *, is_canary: bool
-) -> FleetUpgradeNode:
+def _planned(asked: _AskedNode, *, is_canary: bool) -> FleetUpgradeNode:
+    outline, reply, version = asked.outline, asked.reply, asked.version
     node = FleetUpgradeNode(node=outline.name, version=version, action="upgrade", hardware_class=hardware_of(outline))
     if isinstance(reply, CorralError):
         is_away = outline.status not in ("healthy", "draining")
@@ -280,7 +273,8 @@ def _planned(
         return FleetUpgradeNode(node.node, version, "wait", node.hardware_class, False, reason)
     match reply.state:
         case UpgradeState.RUNNING:
-            return FleetUpgradeNode(node.node, version, "upgrade", node.hardware_class, is_canary)
+            back = asked.before.version if asked.before.digest else ""
+            return FleetUpgradeNode(node.node, version, "upgrade", node.hardware_class, is_canary, returns_to=back)
         case UpgradeState.DONE:
             return FleetUpgradeNode(node.node, version, "none", node.hardware_class, False, "it runs this version")
         case _:

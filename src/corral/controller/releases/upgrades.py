@@ -19,23 +19,21 @@ from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.messages.releases import ReleasePackage, UpgradeState, UpgradeWorker, UpgradeWorkerReply
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.sources import Wheel
+from corral.controller.access.release_keys import ReleaseKeys
 from corral.controller.distribution.own_wheel import OwnWheel
 from corral.controller.operations.corral_operations import (
     advanced,
     begun,
     ended,
     failed,
-    is_due,
     retry_at,
     waiting,
 )
 from corral.controller.operations.node_tasks import NodeTasks
-from corral.controller.operations.progress import NODE_GONE
-from corral.controller.operations.state import settle
+from corral.controller.operations.state import SOAKING, after_soak, settle
 from corral.controller.operations.views import CORRAL_UPGRADE
 from corral.controller.releases.calls import ReleaseCalls
-from corral.controller.releases.plan import choose_turns
-from corral.controller.rollouts.hardware_class import hardware_of
+from corral.controller.releases.turns import UpgradeTurns
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.settings.backends import BackendSettings
@@ -44,7 +42,7 @@ from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks, Wake, run_every
 from corral.store.engine.transactions import Store
-from corral.store.records import ENDED, OperationNode, OperationNodeStatus
+from corral.store.records import OperationNode, OperationNodeStatus
 from corral.store.tables import release_wheels, releases
 from corral.store.tables.nodes import NodeOutline
 from corral.store.tables.operations import Operation
@@ -79,6 +77,7 @@ class UpgradePace:
     silent_s: float = (
         120.0  # without a reply of a worker that has an order; a take-over and a return take a minute each
     )
+    unhealthy_s: float = 60.0  # of a canary, without a gap, before it is returned
 
 
 @dataclass
@@ -95,6 +94,7 @@ class CorralUpgrades:
     def __init__(
         self,
         store: Store,
+        keys: ReleaseKeys,
         calls: ReleaseCalls,
         packages: Packages,
         blobs: BlobStore,
@@ -117,6 +117,9 @@ class CorralUpgrades:
         self._clock = clock
         self._settings = settings
         self._pace = pace or UpgradePace()
+        self._turns = UpgradeTurns(
+            store, keys, calls, leadership, feed, lease=lease, unhealthy_s=self._pace.unhealthy_s
+        )
         self._tasks = NodeTasks(store, leadership, feed, kind=CORRAL_UPGRADE, lease=lease, cancel=self._cancel)
         self._preparing: KeyedTasks[tuple[str, str]] = KeyedTasks()  # an operation, and a platform with Python
         self._prepared: dict[str, _Prepared] = {}
@@ -132,27 +135,19 @@ class CorralUpgrades:
         """Order what may begin or go on now, and cancel all else."""
         opened = await self._tasks.read_open()
         self._prepared = opened.keep_open(self._prepared)
+        await self._turns.end_all_but(opened.ids)
         for operation in opened.operations:
-            await self._advance(operation, opened.rows.get(operation.id, []), opened.outlines, opened.now)
+            await self._advance(operation, opened.rows.get(operation.id, []), opened.outlines)
 
     def _cancel(self, operation_id: str, node_id: str) -> Coroutine[Any, Any, None]:
         return self._calls.cancel(node_id, operation_id)
 
     async def _advance(
-        self, operation: Operation, rows: Sequence[OperationNode], outlines: Mapping[str, NodeOutline], now: datetime
+        self, operation: Operation, rows: Sequence[OperationNode], outlines: Mapping[str, NodeOutline]
     ) -> None:
-        away = {row.node_id: _why_away(outlines.get(row.node_id)) for row in rows}
-        absent = frozenset(node_id for node_id, why in away.items() if why)
-        classes = {node_id: hardware_of(outline) for node_id, outline in outlines.items()}
-        turns = choose_turns(rows, classes, absent, now, operation.request.max_parallel)
-
-        def hold(row: OperationNode) -> OperationNode:
-            return _hold(row, now, away[row.node_id], turns.held, turns.stopped)
-
-        if changed := {row.node_id for row in rows if row.status not in ENDED and hold(row) != row}:
-            await self._tasks.change_rows(operation.id, hold, changed)
-        running = [row for row in rows if row.status is OperationNodeStatus.DOWNLOADING]
-        for row in (*running, *turns.begin):
+        begin = await self._turns.decide(operation, rows, outlines)
+        running = [row for row in rows if row.status is OperationNodeStatus.DOWNLOADING and row.phase != SOAKING]
+        for row in (*running, *begin):
             outline = outlines.get(row.node_id)
             if outline is None or self._tasks.is_running(operation.id, row.node_id):
                 continue
@@ -290,7 +285,12 @@ class CorralUpgrades:
         return self._pace.silent_s if row.phase != "ordered" else min(15.0, self._pace.silent_s)
 
     async def _end(self, operation: Operation, row: OperationNode, reply: UpgradeWorkerReply) -> None:
-        if not await self._change_with_retry(operation, row.node_id, lambda each, again: ended(each, reply, again)):
+        soak = operation.request.rollout.has_soak and reply.state == UpgradeState.DONE
+
+        def end(each: OperationNode, again: datetime) -> OperationNode:
+            return after_soak(each, "", waits=False) if soak else ended(each, reply, again)
+
+        if not await self._change_with_retry(operation, row.node_id, end):
             return
         how = log.info if reply.state == UpgradeState.DONE else log.warning
         how("upgrade of corral ended", node=row.node_name, state=reply.state, reason=reply.reason)
@@ -317,26 +317,3 @@ class CorralUpgrades:
             return change(row, retry_at(row, now, first_s=first_s, cap_s=cap_s))
 
         return bool(await self._tasks.change_rows(operation.id, change_row, {node_id}))
-
-
-def _why_away(outline: NodeOutline | None) -> str:
-    if outline is None:
-        return NODE_GONE
-    if outline.status not in ("healthy", "draining"):
-        return f"node {outline.status}, will be upgraded when it is healthy"
-    return "the node cannot reach the bus, will be upgraded when it can" if outline.bus_down else ""
-
-
-def _hold(
-    row: OperationNode, now: datetime, away: str, held: Mapping[str, str], stopped: frozenset[str]
-) -> OperationNode:
-    """A row that has not begun, with the reason for which it waits."""
-    if away == NODE_GONE:
-        return settle(row, OperationNodeStatus.WITHDRAWN, NODE_GONE)
-    if row.status is OperationNodeStatus.DOWNLOADING or not is_due(row, now):
-        return row
-    if away:
-        return waiting(row, away, stuck=True)
-    if row.node_id in held:
-        return waiting(row, held[row.node_id], stuck=row.node_id in stopped)
-    return row

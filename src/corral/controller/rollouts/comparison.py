@@ -53,11 +53,12 @@ class Judgement:
     figures: tuple[RolloutFigure, ...] = ()
     new_windows: tuple[RolloutWindow, ...] = ()
     old_windows: tuple[RolloutWindow, ...] = ()
+    fault: str = ""  # of the canary itself, whatever its figures are
 
     @property
     def verdict(self) -> str:
-        """The first figure that is worse, in words; empty if none is."""
-        return next((describe(figure) for figure in self.figures if figure.worse), "")
+        """The fault, or the first figure that is worse, in words; empty if none is."""
+        return self.fault or next((describe(figure) for figure in self.figures if figure.worse), "")
 
 
 def compare_builds(

@@ -41,6 +41,7 @@ class RolloutNode:
     serves: bool = True  # it has processes that would show what the new build does
     present: bool = True  # it can serve and take orders; False: offline, draining
     steady: bool = True  # False for a short time while it is not known whether it is there: the soak waits
+    unsteady: str = ""  # why it is not steady
     switch_failures: int = 0
     fatal: bool = False  # a failed switch that a retry does not cure
     reason: str = ""  # of the failed switch
@@ -83,7 +84,7 @@ def plan_rollout(
     tick_s = min(max(elapsed, timedelta()), MAX_TICK).total_seconds()
     before = {each.name: each for each in rollout.classes}
     classes = [
-        _advance(rollout, before.get(name, RolloutClass(name)), own, judgements, tick_s)
+        _advance(rollout, before.get(name, RolloutClass(name)), own, judgements, now, tick_s)
         for name, own in sorted(members.items())
     ]
     verdicts = [_verdict_of_class(rollout, each, judgements.get(each.canary, Judgement())) for each in classes]
@@ -110,6 +111,7 @@ def _advance(
     state: RolloutClass,
     own: Sequence[RolloutNode],
     judgements: Mapping[str, Judgement],
+    now: datetime,
     tick_s: float,
 ) -> RolloutClass:
     if state.passed:
@@ -122,7 +124,7 @@ def _advance(
         return replace(state, soaking=False, waiting="", passed=f"promoted by {rollout.promoted_by}")
     if not rollout.settings.has_soak:
         return replace(state, passed="the canary switched")
-    return _soak(rollout, state, canary, judgements.get(canary.id, Judgement()), tick_s)
+    return _soak(rollout, state, canary, judgements.get(canary.id, Judgement()), now, tick_s)
 
 
 def _with_canary(state: RolloutClass, own: Sequence[RolloutNode]) -> RolloutClass:
@@ -154,13 +156,22 @@ def _choose(nodes: Sequence[RolloutNode]) -> RolloutNode | None:
     return ready[0] if ready else None
 
 
-def _soak(rollout: Rollout, state: RolloutClass, canary: RolloutNode, found: Judgement, tick_s: float) -> RolloutClass:
+def _soak(
+    rollout: Rollout,
+    state: RolloutClass,
+    canary: RolloutNode,
+    found: Judgement,
+    now: datetime,
+    tick_s: float,
+) -> RolloutClass:
     settings = rollout.settings
     counts = state.soaking and canary.present and canary.steady and not rollout.paused_by
     first = canary.restarts if state.restarts is None else min(state.restarts, canary.restarts)
     state = replace(
         state,
         soaking=True,
+        since=state.since or now,
+        unsteady_s=0.0 if canary.steady else state.unsteady_s + tick_s,
         soaked_s=state.soaked_s + (tick_s if counts else 0.0),
         processes=canary.processes or state.processes,
         restarts=first if canary.processes or state.restarts is not None else None,
@@ -181,7 +192,8 @@ def _soak(rollout: Rollout, state: RolloutClass, canary: RolloutNode, found: Jud
     if settings.soak_requests:
         return replace(state, waiting=f"the old {what} served too few requests to compare with: promote, or wait")
     few = f"too few requests to judge: {found.new_requests} by the new {what}, {found.old_requests} by the old one"
-    return replace(state, soaking=False, passed=f"{few}, {settings.min_requests} needed; its processes kept running")
+    kept = "it stayed healthy" if rollout.is_of_corral else "its processes kept running"
+    return replace(state, soaking=False, passed=f"{few}, {settings.min_requests} needed; {kept}")
 
 
 def _later_windows(before: tuple[RolloutWindow, ...], now: tuple[RolloutWindow, ...]) -> tuple[RolloutWindow, ...]:
@@ -199,7 +211,7 @@ def _soak_waits(rollout: Rollout, canary: RolloutNode) -> str:
         return f"paused by {rollout.paused_by}"
     if not canary.present:
         return f"{canary.name} is away"
-    return "" if canary.steady else f"{canary.name} does not answer at the moment"
+    return "" if canary.steady else canary.unsteady or f"{canary.name} does not answer at the moment"
 
 
 def _verdict(rollout: Rollout, nodes: Sequence[RolloutNode]) -> str:
@@ -222,12 +234,15 @@ def _verdict_of_class(rollout: Rollout, state: RolloutClass, found: Judgement) -
         return f"{len(state.lost)} canaries of {state.name} left during their soak"
     if not state.soaking:
         return ""
+    if found.fault:
+        return found.fault
     if found.verdict:
         return f"{found.verdict}, on {state.canary_name}"
     over = 0 < rollout.settings.soak_s <= state.soaked_s
     if state.deaths >= MAX_DEATHS or (state.deaths and over):
         times = "once" if state.deaths == 1 else f"{state.deaths} times"
-        return f"a process of the new {rollout.what} ended by itself {times} on {state.canary_name}"
+        whose = "the worker" if rollout.is_of_corral else "a process"
+        return f"{whose} of the new {rollout.what} ended by itself {times} on {state.canary_name}"
     return ""
 
 

@@ -149,4 +149,6 @@ def _failed(trial: ModelTrial, name: str) -> RolloutNode:
 
 
 def _timeless(rollout: Rollout) -> Rollout:
-    return replace(rollout, ticked_at=None, classes=tuple(replace(each, soaked_s=0.0) for each in rollout.classes))
+    return replace(
+        rollout, ticked_at=None, classes=tuple(replace(each, soaked_s=0.0, unsteady_s=0.0) for each in rollout.classes)
+    )

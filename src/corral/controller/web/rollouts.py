@@ -91,7 +91,7 @@ def _line(view: RolloutView, now: datetime) -> RolloutLine:
 
 
 def _noun(view: RolloutView) -> str:
-    return "revision" if view.model else "build"
+    return "version" if view.is_corral else "revision" if view.model else "build"
 
 
 def _actions(view: RolloutView) -> tuple[str, ...]:

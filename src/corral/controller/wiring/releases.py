@@ -35,6 +35,7 @@ class ReleaseParts:
         )
         self.upgrades = CorralUpgrades(
             runtime.store,
+            trust.release_keys,
             calls,
             files.packages,
             files.artifact_blobs,

@@ -189,6 +189,7 @@ _SERVED = (
 )
 _SERVED_BY_PROCESSES = _SERVED.where(among(table.c.process_id, "ids"))
 _SERVED_BY_BUILDS = _SERVED.where(among(table.c.digest, "ids"))
+_SERVED_BY_NODES = _SERVED.where(among(table.c.node_id, "ids"))
 _SERVED_BY_REVISION = _SERVED.where(
     table.c.revision == bindparam("revision"),
     (table.c.model == bindparam("model")) | (table.c.served_by == bindparam("model")),
@@ -236,6 +237,14 @@ async def list_served_by_builds(
     """By processes of these builds of a backend; the newest first."""
     wanted = {"ids": digests, "since": since, "limit": limit}
     return records(ServedRequest, await tx.fetch_all(_SERVED_BY_BUILDS, wanted))
+
+
+async def list_served_by_nodes(
+    tx: Transaction, node_ids: Sequence[str], *, since: datetime, limit: int
+) -> list[ServedRequest]:
+    """By processes on these nodes; the newest first."""
+    wanted = {"ids": node_ids, "since": since, "limit": limit}
+    return records(ServedRequest, await tx.fetch_all(_SERVED_BY_NODES, wanted))
 
 
 async def list_served_by_revision(

@@ -1,5 +1,5 @@
-"""Rollouts: how far an upgrade is that proceeds by hardware class, or the trial of a new revision of a model. One row
-per operation; it goes with the operation.
+"""Rollouts: how far an upgrade is that proceeds by hardware class, of a backend or of Corral itself, or the trial of a
+new revision of a model. One row per operation; it goes with the operation.
 
 The controller that reconciles advances it; people pause, promote and abort it.
 """
@@ -45,7 +45,10 @@ table = Table(
 
 _PUT = upsert_whole(table)
 _ACTIVE = select(table).where(table.c.phase.not_in(sorted(ROLLOUT_OVER)))
-_ACTIVE_OF_BACKENDS = _ACTIVE.where(table.c.trial.is_(None)).order_by(table.c.generation, table.c.operation_id)
+_ACTIVE_OF_BACKENDS = _ACTIVE.where(table.c.trial.is_(None), table.c.generation > 0).order_by(
+    table.c.generation, table.c.operation_id
+)
+_ACTIVE_OF_CORRAL = _ACTIVE.where(table.c.trial.is_(None), table.c.generation == 0).order_by(table.c.operation_id)
 _ACTIVE_OF_MODELS = _ACTIVE.where(table.c.trial.is_not(None)).order_by(table.c.subject, table.c.operation_id)
 _BY_OPERATION = select(table).where(table.c.operation_id == bindparam("operation_id"))
 _NEWEST = select(table).order_by(table.c.started_at.desc(), table.c.operation_id).limit(bindparam("limit"))
@@ -71,6 +74,11 @@ async def get(tx: Transaction, operation_id: str) -> Rollout:
 async def list_active(tx: Transaction) -> list[Rollout]:
     """Those of backends that are not over, the oldest first."""
     return records(Rollout, await tx.fetch_all(_ACTIVE_OF_BACKENDS))
+
+
+async def list_of_corral(tx: Transaction) -> list[Rollout]:
+    """Those of versions of Corral that are not over."""
+    return records(Rollout, await tx.fetch_all(_ACTIVE_OF_CORRAL))
 
 
 async def list_trials(tx: Transaction) -> list[Rollout]:

@@ -18,6 +18,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from corral import __version__
@@ -43,6 +44,7 @@ from corral.kit.tasks import KeyedTasks
 from corral.kit.threads import in_daemon_thread
 from corral.worker.files.fleet_blobs import FleetBlobs
 from corral.worker.settings.node import UpgradeSettings
+from corral.worker.status import WorkerStatus
 from corral.worker.upgrade.build import read_wheel
 from corral.worker.upgrade.release_pin import ReleasePin, check_order
 from corral.worker.upgrade.trial import Trial, TrialState, read_trial
@@ -82,6 +84,7 @@ class CorralUpgradeOrders:
         store: BlobStore,
         *,
         settings: UpgradeSettings,
+        status: WorkerStatus,
         program: Path | None = None,
     ) -> None:
         """`program`: the environment that this worker runs from."""
@@ -90,6 +93,7 @@ class CorralUpgradeOrders:
         self._fleet = fleet
         self._store = store
         self._settings = settings
+        self._status = status
         self._program = (program or Path(sys.prefix)).resolve()
         self._versions = find_versions(self._program)
         self._tasks: KeyedTasks[str] = KeyedTasks()
@@ -103,10 +107,21 @@ class CorralUpgradeOrders:
         await self._tasks.__aexit__(*error)  # type: ignore[arg-type]
 
     async def upgrade(self, order: UpgradeWorker, _tokens: Tokens) -> UpgradeWorkerReply:
+        reply = await self._reply(order)
+        return msgspec.structs.replace(
+            reply,
+            program=self._program.name if self._versions is not None else "",
+            boot_id=self._status.boot_id,
+            not_ready=self._status.not_ready_reason() or "",
+        )
+
+    async def _reply(self, order: UpgradeWorker) -> UpgradeWorkerReply:
         if why := self._why_refused():
             return _reply(UpgradeState.REFUSED, why, is_final=True)
         if not order.op_id:
             raise Invalid("an order to upgrade needs an op_id")
+        if order.plan and not order.signed:  # of a release that nobody has signed yet
+            return _reply(UpgradeState.RUNNING)
         try:
             release = check_order(await in_daemon_thread(self._pin.read), order.signed)
         except CorralError as error:
