@@ -21,7 +21,7 @@ import uvloop
 
 from corral.contract.view import FleetView
 from corral.gateway import wiring
-from corral.gateway.processes.child import read_inherited, serve_child
+from corral.gateway.processes.child import FIRST_VIEW_S, read_inherited, serve_child
 from corral.gateway.processes.parent import serve_processes
 from corral.gateway.receipts.metrics import Metrics, RouteClass
 from corral.gateway.receipts.running import RunningReporter
@@ -43,7 +43,6 @@ from corral.kit.sockets import report_ready, take_listeners
 from corral.relay import RelayServer
 
 log = get_log(__name__)
-_FIRST_VIEW_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ async def _read_first_view(views: ViewCache) -> None:
     """Who restarts a gateway keeps its listening sockets: clients wait in their queues for this moment, instead of
     getting 503 from a gateway that knows no key yet. Without a controller it serves as it is."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_FIRST_VIEW_S):
+        async with asyncio.timeout(FIRST_VIEW_S):
             await views.run_once()
 
 

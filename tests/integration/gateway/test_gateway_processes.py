@@ -7,7 +7,9 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import ssl
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -19,11 +21,15 @@ import aiohttp
 import psutil
 import pytest
 
+from corral.gateway.processes.child import ParentLink
+from corral.gateway.processes.table import SharedTable
+from corral.gateway.receipts.metrics import Metrics
+from corral.kit.clock import SystemClock
 from tests.integration.gateway.certificates import self_signed
 from tests.integration.gateway.conftest import KEYS, USER, VIEWER, bearer
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController, key
 from tests.integration.gateway.scripted_ingress import ScriptedIngress, running_ingress
-from tests.integration.gateway.test_gateway_process import process, until_ready
+from tests.integration.gateway.test_gateway_process import RUN, process, until_ready
 from tests.integration.gateway.test_gateway_resumption import CONTINUES, Engine
 from tests.support.processes import alive, free_port
 from tests.support.waiting import until
@@ -357,6 +363,39 @@ async def test_it_is_ready_when_every_process_has_a_view(controller: ScriptedCon
             assert await status_of(port, "/v1/models") == 200, "the other one has it too"
         started.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(started.wait(), 60) == 0
+
+
+async def test_who_waits_at_an_inherited_socket_is_accepted_with_a_view(controller: ScriptedController) -> None:
+    """As at a restart by a supervisor, which keeps the socket: no process answers that it knows no key yet."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        port, descriptor = listener.getsockname()[1], listener.fileno()
+        told = {"controller": f"unix:{controller.socket}", "gateway_key": GATEWAY_KEY, "port": str(port)}
+        told |= {"processes": "2", "hints": "false"}
+        env = {**os.environ, "LISTEN_FDS": "1", **{f"CORRAL_{name.upper()}": value for name, value in told.items()}}
+        waiting = [asyncio.create_task(status_of(port, "/v1/models")) for _ in range(16)]
+        started = await asyncio.create_subprocess_exec(
+            *("bash", "-c", f'LISTEN_PID=$$ exec "$0" "$@" 3<&{descriptor}', sys.executable, "-c", RUN),
+            env=env,
+            pass_fds=(descriptor,),
+        )
+        try:
+            assert await asyncio.wait_for(asyncio.gather(*waiting), 60) == [200] * 16
+            started.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(started.wait(), 60) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                started.kill()
+            await started.wait()
+
+
+async def test_a_process_waits_for_its_first_view_until_it_is_stopped() -> None:
+    link = ParentLink(SharedTable.create(2), Metrics(), SystemClock(), 1.0)
+    stopped = asyncio.Event()
+    waiting = asyncio.create_task(link.wait_for_view(stopped))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    stopped.set()
+    await asyncio.wait_for(waiting, 2)
 
 
 async def until_serving(started: asyncio.subprocess.Process, processes: int) -> None:

@@ -51,6 +51,7 @@ ACCEPTS, ACCEPTS_WITH_VIEW = 1.0, 2.0  # first number of a process in row 0; sec
 _PROCESSES_ROW = 0
 _REFRESH_TIMEOUT_S = 2.0
 _METRICS_TIMEOUT_S = 2.0
+FIRST_VIEW_S = 3.0
 _REPORT_INTERVAL_S = 1.0  # a killed process loses the counts since its last report
 _PUBLISH_S = 0.05
 
@@ -63,6 +64,7 @@ class Inherited(msgspec.Struct, frozen=True):
     table: int
     channel: int
     listeners: tuple[int, ...]
+    waits_for_view: bool = False  # before it accepts: clients wait in the queues of the sockets meanwhile
 
 
 def read_inherited(environ: MutableMapping[str, str]) -> Inherited | None:
@@ -78,6 +80,8 @@ async def serve_child(settings: GatewaySettings, inherited: Inherited, *, stoppe
     listeners = [socket.socket(fileno=each) for each in inherited.listeners]
     table = SharedTable(inherited.table, columns=inherited.columns, column=inherited.column)
     async with _open(_share_of(settings, inherited.columns - 1), inherited, table, clock) as (server, parent):
+        if inherited.waits_for_view:
+            await parent.wait_for_view(stopped)
         server.listen_shared(listeners, partial(_is_turn, server, table))
         parent.on_serving()
         await stopped.wait()
@@ -207,6 +211,7 @@ class ParentLink:
         self._refreshes: dict[int, asyncio.Future[None]] = {}
         self._snapshots: dict[int, asyncio.Future[MetricsSnapshot]] = {}
         self._channel: Channel | None = None
+        self._has_view = asyncio.Event()
 
     def use(
         self,
@@ -224,6 +229,15 @@ class ParentLink:
 
     async def open(self, descriptor: int) -> None:
         self._channel = await Channel.open(socket.socket(fileno=descriptor), self._on_frame, _on_lost)
+
+    async def wait_for_view(self, stopped: asyncio.Event) -> None:
+        """At most as long as a gateway of one process waits: without a controller it serves as it is."""
+        waits = [asyncio.ensure_future(each.wait()) for each in (self._has_view, stopped)]
+        try:
+            await asyncio.wait(waits, timeout=FIRST_VIEW_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
 
     # A `FleetSource`.
 
@@ -316,6 +330,7 @@ class ParentLink:
         self._apply_view(view, frame.rows)
         self.fleet = fleet
         self._clock_offset_s = frame.clock_offset_s
+        self._has_view.set()
         if self._table.cells[self._table.first(_PROCESSES_ROW) + self._table.column]:
             self._publish_state()
 

@@ -60,6 +60,7 @@ async def serve_processes(
     start."""
     wiring.check_listeners(listeners)
     wiring.server_certificates(settings)  # an error in the settings is reported here once, not by each child
+    are_inherited = bool(listeners)
     if not listeners:
         with wiring.explain_listen_errors(settings):
             listeners = open_listeners(settings.host, settings.port)
@@ -85,7 +86,9 @@ async def serve_processes(
             router.waiting,
             interval_s=settings.receipts_interval_s,
         )
-        parent = Parent(settings, listeners, table, router, in_flight, views, metrics, clock)
+        parent = Parent(
+            settings, listeners, table, router, in_flight, views, metrics, clock, waits_for_view=are_inherited
+        )
         views.on_view = parent.on_view
         listener = wiring.new_hint_listener(settings, link, views, metrics, in_flight, clock, parent.on_running_wanted)
         async with asyncio.TaskGroup() as tasks:
@@ -132,8 +135,12 @@ class Parent:
         views: ViewCache,
         metrics: Metrics,
         clock: Clock,
+        *,
+        waits_for_view: bool,
     ) -> None:
+        """`waits_for_view`: clients know the sockets already, so nobody is accepted before the first view."""
         self._settings = settings
+        self._waits_for_view = waits_for_view
         self._listeners = listeners
         self._table = table
         self._rows = RowAllocator(table, clock.monotonic)
@@ -208,7 +215,14 @@ class Parent:
         ours, theirs = socket.socketpair()
         with theirs:
             descriptors = (self._table.descriptor, theirs.fileno(), *(each.fileno() for each in self._listeners))
-            inherited = Inherited(column, self._table.columns, descriptors[0], descriptors[1], descriptors[2:])
+            inherited = Inherited(
+                column,
+                self._table.columns,
+                descriptors[0],
+                descriptors[1],
+                descriptors[2:],
+                waits_for_view=self._waits_for_view or self._view is not None,
+            )
             env = {**os.environ, INHERITED_ENV: encode(inherited).decode()}
             env.pop(READY_FD, None)
             process = await asyncio.create_subprocess_exec(
