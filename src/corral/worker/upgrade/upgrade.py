@@ -17,6 +17,7 @@ from corral.kit.subprocesses import capture_blocking
 from corral.worker.agent.join.identity import holder_of
 from corral.worker.upgrade import trial
 from corral.worker.upgrade.build import UnusableVersion, build, read_wheel
+from corral.worker.upgrade.prune import prune
 from corral.worker.upgrade.trial import Trial, TrialState, program_of, read_trial, write_trial
 from corral.worker.upgrade.versions import Versions, find_versions, why_not
 
@@ -65,7 +66,10 @@ def upgrade(
             write_trial(data, Trial(str(old), str(new), TrialState.CHECKING, order=order))
         check_version(new, data, env)
         say("the new version takes over")
-        return run_trial(data, old, new, lock, take_over_s=take_over_s, ready_s=ready_s, order=order)
+        ended = run_trial(data, old, new, lock, take_over_s=take_over_s, ready_s=ready_s, order=order)
+        if ended.state is TrialState.DONE and (removed := prune(versions, (old, new))):
+            say(f"removed versions that nothing uses any more: {', '.join(removed)}")
+        return ended
 
 
 def check_version(new: Path, data: Path, env: Mapping[str, str]) -> None:
