@@ -10,7 +10,8 @@ import pytest
 from corral.contract.catalogue import EditModel, InstallModel
 from corral.contract.models import read_definition
 from corral.controller.operations.why import explain_rollout
-from corral.kit.errors import Conflict, Invalid
+from corral.kit.errors import Conflict, Invalid, NotFound
+from corral.store.records import BackendRequest
 from tests.support.model_catalogue import models_of
 from tests.support.replica_fleet import GIB, ReplicaFleet, ReplicaWorker
 from tests.support.trials import MODEL, Trial
@@ -418,3 +419,23 @@ async def test_files_of_both_revisions_are_fetched(local: ReplicaFleet) -> None:
     assert [each["path"] for each in started["files"]] == ["two.gguf"]
     assert started["definition"]["download_files"] == [file["two"]]
     assert read_definition(started["definition"]).revision == trial.new
+
+
+async def test_an_edit_to_a_backend_that_nobody_knows_is_refused(
+    local: ReplicaFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two_nodes(local)
+    trial = Trial(local)
+    await trial.serve()
+    known = models_of(local.fleet.store, local.fleet.first.feed, backends=NoBackends())  # type: ignore[arg-type]
+    monkeypatch.setattr(trial.parts.trials, "_models", known)
+    for dry_run in (True, False):
+        with pytest.raises(Invalid, match="could not be tried: there is no backend nope"):
+            await trial.edit(dry_run=dry_run, backend="nope")
+    assert (await trial.stored()).revision == trial.old
+    assert await trial.rollouts.list_views() == []
+
+
+class NoBackends:
+    async def look_up(self, request: BackendRequest) -> None:
+        raise NotFound(f"there is no backend {request.backend}")

@@ -108,6 +108,8 @@ class Trials:
             raise Invalid(f"{name} is disabled: no request would show what its new revision does")
         if not definition.backend:
             raise Invalid(f"the new definition of {name} names no backend, so nothing can serve it")
+        if unknown := await self._models.notes_on_backend(definition):
+            raise Invalid(f"the new revision of {name} could not be tried: {unknown[0]}")
         mode = await self._choose_mode(change, old)
         notes = (mode.plan, *await self._models.notes(definition))
         soak = describe_soak(change.settings)
