@@ -56,7 +56,7 @@ PACE = UpgradePace(interval_s=0.05, poll_s=0.05, silent_s=2.0, unhealthy_s=0.5)
 DEPENDENCY = Wheel(name="dep-1.0-py3-none-any.whl", sha256="d" * 64, url="http://index/dep.whl", size=10)
 
 
-def small_wheel(version: str, *, name: str = "corral", extra: str = "") -> bytes:
+def small_wheel(version: str, *, name: str = "corral", extra: str = "", schema: str = "") -> bytes:
     """A wheel of a Corral with one dependency."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -64,6 +64,7 @@ def small_wheel(version: str, *, name: str = "corral", extra: str = "") -> bytes
             (f"corral-{version}.dist-info/METADATA", f"Name: {name}\nVersion: {version}\n{extra}\n"),
             ("corral/_requirements.txt", f"dep==1.0 --hash=sha256:{DEPENDENCY.sha256}\n"),
             ("corral/_pip.txt", ""),
+            *([(f"corral/store/engine/migrations/versions/{schema}_step.py", "")] if schema else []),
         ):
             archive.writestr(zipfile.ZipInfo(path), text)
     return buffer.getvalue()

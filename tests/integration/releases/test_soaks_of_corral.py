@@ -151,7 +151,7 @@ async def serve(site: ReleaseSite, worker: UpgradingWorker, count: int, *, faili
 
     async with site.fleet.store.write() as tx:
         now = await tx.now()
-        await receipts.insert(tx, [receipt(number) for number in range(count)])  # type: ignore[misc]
+        await receipts.insert(tx, [receipt(number) for number in range(count)])
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,9 @@ from corral.contract.releases import (
 )
 from corral.kit.errors import Conflict, Invalid, NotFound, Unreachable
 from corral.kit.signing import Signer, Verifier
+from corral.store.engine.schema_floor import KEY as SCHEMA_FLOOR
+from corral.store.engine.schema_floor import SchemaFloor
+from corral.store.tables import settings_kv
 from tests.support.backend_fleet import Fleet
 from tests.support.release_fleet import DEPENDENCY, LEASE, ReleaseSite, sha256_of, small_wheel, verified
 from tests.support.waiting import until
@@ -330,3 +333,22 @@ async def test_a_key_that_was_lost_and_one_that_the_controllers_keep(site: Relea
     release = await site.release("3.0")
     assert release.counter == 2
     assert decode(ReleaseOrder, Verifier(site.keys.public_key).verify(release.signed, domain=RELEASE_DOMAIN))
+
+
+async def test_the_way_back_ends_with_an_after_migration(site: ReleaseSite) -> None:
+    old, kept = small_wheel("2.0", schema="0020"), small_wheel("2.1", schema="0024")
+    await site.releases.add(AddRelease(await site.upload(old)), by="boss")
+    await site.release("3.0")
+    floor = SchemaFloor("0024", "3.0", "0025 (drop zones)")
+    async with site.fleet.store.write() as tx:
+        await settings_kv.put(tx, SCHEMA_FLOOR, floor)
+    why = r"corral 2\.0 \(schema 0020\) cannot be installed again: corral 3\.0 has removed what it needs"
+    for request in (UpgradeFleet(version="2.0"), UpgradeFleet(version="2.0", dry_run=True)):
+        with pytest.raises(Invalid, match=why):
+            await site.releases.upgrade(request, by="boss")
+    with pytest.raises(Invalid, match=why):
+        await site.releases.add(
+            AddRelease(await site.upload(small_wheel("2.0", schema="0020", extra="A: b"))), by="boss"
+        )
+    added = await site.releases.add(AddRelease(await site.upload(kept)), by="boss")
+    assert (added.version, added.counter) == ("2.1", 3)

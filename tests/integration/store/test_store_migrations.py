@@ -14,16 +14,18 @@ from sqlalchemy import Connection, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from corral import __version__
 from corral.kit.errors import Invalid, Unavailable
 from corral.store import Store, StoreOptions, open_store
 from corral.store.engine.migrate import SCRIPTS, VERSION_TABLE, head_of, revision_of
 from corral.store.engine.schema import metadata
+from corral.store.engine.schema_floor import SchemaFloor, read_floor, refuse_wheel
 from corral.store.tables import node_labels, nodes
 from tests.integration.store import processes
 from tests.integration.store.rows import a_node
 
 BEFORE = '''
-"""Nodes have a zone."""
+"""Before: nodes have a zone."""
 import sqlalchemy as sa
 from alembic import op
 
@@ -37,7 +39,7 @@ def upgrade() -> None:
     {then}
 '''
 AFTER = '''
-"""Nobody reads the capability any more."""
+"""After: nobody reads the capability any more."""
 import sqlalchemy as sa
 from alembic import op
 
@@ -143,7 +145,49 @@ async def test_a_newer_database_is_refused_in_one_line(url: str, tmp_path: Path)
     with pytest.raises(Invalid) as caught:
         async with open_store(url):
             pass
-    assert str(caught.value) == (f"the database has schema 0902, newer than this corral ({head_of()}): upgrade corral")
+    assert str(caught.value) == (
+        f"the database has schema 0902, newer than this corral ({head_of()}): upgrade corral; corral {__version__} has "
+        "removed what it needs, with the *after* migration 0902 (nobody reads the capability any more)"
+    )
+
+
+async def test_the_release_before_starts_again_until_an_after_migration(url: str, tmp_path: Path) -> None:
+    before = BEFORE.format(head=head_of(), then="")
+    first = with_steps(tmp_path / "first", _0901_before_zones=before)
+    async with open_store(url, scripts=first) as store, store.write() as tx:
+        await nodes.insert(tx, a_node(name="attic"))
+    async with open_store(url) as store:
+        assert await revision(store) == "0901"
+        async with store.write() as tx:
+            await nodes.insert(tx, a_node(name="barn"))
+    kept = AFTER.replace('revision = "0902"', 'revision = "0902"\noldest_schema = "0901"')
+    both = with_steps(tmp_path / "both", _0901_before_zones=before, _0902_after_zones=kept)
+    async with open_store(url, scripts=both) as store, store.read() as tx:
+        floor = await read_floor(tx)
+    assert floor == SchemaFloor("0901", __version__, "0902 (nobody reads the capability any more)")
+    async with open_store(url, scripts=first) as store:
+        assert await revision(store) == "0902", "the migration says that this one still works"
+    with pytest.raises(Invalid, match="has removed what it needs"):
+        async with open_store(url):
+            pass
+
+
+def test_a_wheel_that_could_not_use_the_database_is_refused() -> None:
+    floor = SchemaFloor("0024", "1.3.0", "0025 (drop zones)")
+    refuse_wheel("1.2.0", "0024", floor)
+    refuse_wheel("1.2.0", "", floor)
+    refuse_wheel("1.0.0", "0001", None)
+    with pytest.raises(
+        Invalid, match=r"corral 1\.1\.0 \(schema 0023\) cannot be installed again: corral 1\.3\.0 has removed"
+    ):
+        refuse_wheel("1.1.0", "0023", floor)
+
+
+def test_every_after_migration_of_ours_says_which_schema_still_works() -> None:
+    for file in sorted((SCRIPTS / "versions").glob("0*.py")):
+        text = file.read_text()
+        assert text.startswith(('"""Before:', '"""After:')) or file.name.startswith("0001_"), file.name
+        assert not text.startswith('"""After:') or "oldest_schema" in text, file.name
 
 
 async def test_an_older_database_is_refused_where_migrating_is_not_allowed(url: str, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from corral.gallery.pypi.corral_wheel import read_contents
 from corral.kit.errors import CorralError, Invalid, NotFound, Unreachable
 from corral.kit.log import get_log
 from corral.kit.threads import run_uncancelled
+from corral.store.engine.schema_floor import SchemaFloor, read_floor, refuse_wheel
 from corral.store.engine.transactions import Store
 from corral.store.records import RolloutNodeBefore, Scope
 from corral.store.tables import controllers, nodes, release_wheels, releases, revisions
@@ -98,6 +99,7 @@ class Releases:
             raise NotFound("the wheel is not on this controller: upload it first")
         async with self._store.write() as tx:
             await revisions.hold(tx, COUNTER)
+            await _refuse_older_schema(wheel.content, await read_floor(tx))
             release = await add_release(tx, self._keys, wheel, request.signed, by)
         self._feed.notify(COUNTER)
         return _view(release)
@@ -152,9 +154,12 @@ class Releases:
         async with self._store.read() as tx:
             found, now = await releases.list_(tx), await tx.now()
             known = _find(found, request)
-            if known is not None and known.counter == found[0].counter:
-                return known, None
             content = await release_wheels.find(tx, known.sha256) if known is not None else None
+            floor = await read_floor(tx)
+        if known is not None and content is not None:
+            await _refuse_older_schema(content, floor)
+        if known is not None and known.counter == found[0].counter:
+            return known, None
         if known is not None and content is None:
             raise NotFound(f"the wheel of {known.version} is not kept any more: give it with --wheel")
         if known is not None and content is not None:
@@ -166,8 +171,17 @@ class Releases:
         if wheel is None or request.version not in ("", wheel.version):
             versions = ", ".join(dict.fromkeys(each.version for each in found)) or "none"
             raise NotFound(f"the controllers hold no such release; they have: {versions}. Give its wheel with --wheel")
-        size = len(wheel.content)
-        return Release(next_counter(found), wheel.version, wheel.sha256, size, "", now, ""), wheel
+        await _refuse_older_schema(wheel.content, floor)
+        unsigned = Release(
+            counter=next_counter(found),
+            version=wheel.version,
+            sha256=wheel.sha256,
+            size_bytes=len(wheel.content),
+            signed="",
+            created_at=now,
+            created_by="",
+        )
+        return unsigned, wheel
 
     async def _find_own_wheel(self) -> OwnWheel | None:
         try:
@@ -224,6 +238,13 @@ class Releases:
         # Nobody has signed it yet. Workers of earlier versions call that a failure; they refuse before they look at it.
         runs_it = bool(reply.program) and release.sha256.startswith(reply.program)
         return structs.replace(reply, state=UpgradeState.DONE if runs_it else UpgradeState.RUNNING)
+
+
+async def _refuse_older_schema(content: bytes, floor: SchemaFloor | None) -> None:
+    """Raises Invalid for a version whose controllers could not use the database any more."""
+    if floor is not None:
+        wheel = await run_uncancelled(read_contents, content, "the wheel")
+        refuse_wheel(wheel.version, wheel.schema, floor)
 
 
 def _wheel_of(own: OwnWheel) -> CorralWheel:

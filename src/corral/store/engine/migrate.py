@@ -8,8 +8,8 @@ drops the tables and columns that no running release uses. So while controllers 
 and the new ones share one schema.
 
 All pending migrations run in one transaction, under a lock for which other starting controllers wait. A database that
-is up to date costs one query, and Alembic is not imported. A database that is newer than the code is refused: old code
-must not write to it.
+is up to date costs one query, and Alembic is not imported. A database that is newer than the code is refused, unless it
+says that this code may still use it (`schema_floor.py`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import asyncpg
+import msgspec
 
 from corral.kit.errors import Invalid
 from corral.store.engine.postgres import PostgresDatabase, server_settings, translate_errors
 from corral.store.engine.postgres import translated as postgres_translated
+from corral.store.engine.schema_floor import KEY as FLOOR
+from corral.store.engine.schema_floor import SchemaFloor, Step, decode_floor, floor_after, read_floor, refuse_newer
 from corral.store.engine.sqlite import SqliteDatabase, connect
 from corral.store.engine.sqlite import translated as sqlite_translated
 from corral.store.engine.transactions import Database, Transaction
+from corral.store.engine.types import now
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -69,10 +73,14 @@ async def migrate(
     """
     wanted = head_of(scripts)
     async with database.transaction(write=False) as session:
-        found = await revision_of(Transaction(session, database.compiler, writable=False))
+        tx = Transaction(session, database.compiler, writable=False)
+        found = await revision_of(tx)
+        floor = await read_floor(tx) if found is not None and found > wanted else None
     if found == wanted:
         return
-    refuse_newer(found, wanted)
+    refuse_newer(found, wanted, floor)
+    if found is not None and found > wanted:
+        return  # only *before* migrations lie between, which leave this version running
     if not allowed:
         raise Invalid(
             f"the database has schema {found or 'none'}, this corral needs {wanted}: "
@@ -85,11 +93,6 @@ async def migrate(
             await _upgrade_postgresql(database, scripts, own_tables)
         case _:
             raise TypeError(f"a database of kind {database.kind} cannot be migrated")
-
-
-def refuse_newer(found: str | None, wanted: str) -> None:
-    if found is not None and found > wanted:
-        raise Invalid(f"the database has schema {found}, newer than this corral ({wanted}): upgrade corral")
 
 
 def _upgrade_sqlite(database: SqliteDatabase, scripts: Path, own_tables: Collection[str]) -> None:
@@ -154,12 +157,17 @@ def _run_steps(connection: Connection, scripts: Path, own_tables: Collection[str
     """Run inside the lock. Another controller may have migrated meanwhile, perhaps to a newer revision."""
     from alembic import command
     from alembic.config import Config
+    from alembic.script import ScriptDirectory
     from sqlalchemy import inspect, text
 
     tables = set(inspect(connection).get_table_names())
+    found = None
     if VERSION_TABLE in tables:
         found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
-        refuse_newer(found, head_of(scripts))
+        if found is not None and found >= head_of(scripts):
+            value = connection.execute(text(f"SELECT value FROM settings_kv WHERE key = '{FLOOR}'")).scalar()
+            refuse_newer(found, head_of(scripts), decode_floor(value))
+            return
     else:
         _refuse_foreign(tables.intersection(own_tables))
     config = Config()
@@ -167,6 +175,22 @@ def _run_steps(connection: Connection, scripts: Path, own_tables: Collection[str
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    if found is not None:  # no older version has ever used a new database
+        steps = [
+            Step(each.revision, (each.doc or "").strip(), getattr(each.module, "oldest_schema", ""))
+            for each in ScriptDirectory.from_config(config).walk_revisions()
+            if each.revision > found
+        ]
+        _record_floor(connection, floor_after(found, steps))
+
+
+def _record_floor(connection: Connection, floor: SchemaFloor) -> None:
+    from sqlalchemy import column, delete, insert, table
+
+    places = table("settings_kv", column("key"), column("value"), column("updated_at"))
+    connection.execute(delete(places).where(places.c.key == FLOOR))
+    value = msgspec.json.encode(floor).decode()
+    connection.execute(insert(places).values(key=FLOOR, value=value, updated_at=now()))
 
 
 def _refuse_foreign(taken: set[str]) -> None:
