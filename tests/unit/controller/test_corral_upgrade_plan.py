@@ -122,4 +122,4 @@ def test_a_canary_is_unhealthy_for_a_minute_before_it_returns() -> None:
         phases.append(rollout.phase.value)
     assert phases == ["soak"] * 7 + ["reverted"]
     assert rollout.verdict == "a was not healthy for 1m: not ready"
-    assert (turns.is_reverted, turns.stopped) == (True, {"b"})
+    assert (turns.is_reverted, sorted(turns.stopped)) == (True, ["b"])

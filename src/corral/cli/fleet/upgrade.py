@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from corral.cli.common import declare
 from corral.cli.common.fleet_command import destructive_command
-from corral.cli.common.options import Detach, DryRun, Json, reject_empty
+from corral.cli.common.options import Detach, DryRun, Json, MaxErrors, MinRequests, reject_empty, soak_fields
 from corral.cli.common.output import DONE, print_json, print_line, print_note, print_table
-from corral.cli.common.soak_options import MaxErrors, MinRequests, soak_fields
 from corral.cli.operations.watch import follow_or_detach
 from corral.kit.errors import Invalid
 
