@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 
 from corral.blobs.store import BlobStore
 from corral.bus.local import LocalBus
+from corral.controller.access.release_keys import ReleaseKeys
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.health.classify import Guard
 from corral.controller.health.monitor import HealthMonitor
@@ -194,6 +195,7 @@ class Controller:
         )
         self.upgrades = CorralUpgrades(
             store,
+            ReleaseKeys(store, clock),  # only a soak would need it
             ReleaseCalls(self.bus, timeout_s=10.0),
             around.packages,
             cast(BlobStore, around.packages),

@@ -19,6 +19,7 @@ from corral.contract.releases import ReleaseOrder
 from corral.kit.errors import Failed
 from corral.worker.files.fleet_blobs import FleetBlobs
 from corral.worker.settings.node import UpgradeSettings
+from corral.worker.status import WorkerStatus
 from corral.worker.upgrade import orders as orders_module
 from corral.worker.upgrade.orders import CorralUpgradeOrders
 from corral.worker.upgrade.release_pin import Pin, ReleasePin
@@ -88,6 +89,7 @@ class UpgradeOrders(CorralUpgradeOrders):
             cast(FleetBlobs, None),
             cast(BlobStore, None),
             settings=settings,
+            status=WorkerStatus(boot_id="", name=worker.name),  # only a soak looks at it
             program=program,
         )
         self._worker = worker

@@ -26,6 +26,7 @@ from corral.controller.operations.corral_operations import (
     begun,
     ended,
     failed,
+    is_due,
     retry_at,
     waiting,
 )
@@ -272,7 +273,7 @@ class CorralUpgrades:
         found: list[OperationNode] = []
 
         def begin(row: OperationNode) -> OperationNode:
-            if not is_due(row, now):
+            if not is_due(row, now) or row.phase == SOAKING:
                 return row
             found.append(row if row.status is OperationNodeStatus.DOWNLOADING else begun(row))
             return found[0]
