@@ -156,7 +156,7 @@ def _print_plan(plan: FleetUpgradePlan) -> None:
         for each in plan.nodes
     ]
     print_table(COLUMNS, rows, empty="No nodes.")
-    for note in filter(None, (note_on_downgrades(plan), note_on_ways_back(plan))):
+    for note in filter(None, (note_on_downgrades(plan), note_on_missing_wheels(plan))):
         print_note(note)
     if plan.services:
         print_line()
@@ -167,7 +167,7 @@ def _print_plan(plan: FleetUpgradePlan) -> None:
         )
 
 
-def note_on_ways_back(plan: FleetUpgradePlan) -> str:
+def note_on_missing_wheels(plan: FleetUpgradePlan) -> str:
     """Empty unless a soak would end without a way back."""
     names = [each.node for each in plan.nodes if each.action == "upgrade" and not each.returns_to]
     if not plan.soak or not names:

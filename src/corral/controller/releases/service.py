@@ -52,7 +52,7 @@ FindScope = Callable[[str, str], Awaitable[Scope]]  # by node and selector
 
 
 @dataclass(frozen=True)
-class _AskedNode:
+class _NodeReply:
     outline: NodeOutline
     reply: UpgradeWorkerReply | CorralError
     version: str  # that it runs now
@@ -134,15 +134,15 @@ class Releases:
                 release = await add_release(tx, self._keys, wheel, "", by)
             self._feed.notify(COUNTER)
         own = await self._find_own_wheel()
-        asked = await self._ask_nodes(release, scope, own)
-        plan = await self._plan(release, asked, parallel, describe_soak(settings))
+        replies = await self._ask_nodes(release, scope, own)
+        plan = await self._plan(release, replies, parallel, describe_soak(settings))
         if request.dry_run:
             return plan
         async with self._store.write() as tx:
             await revisions.hold(tx, RULES)
-            if own is not None and any(each.before.digest == own.sha256 for each in asked):
+            if own is not None and any(each.before.digest == own.sha256 for each in replies):
                 await release_wheels.put(tx, own.sha256, own.data)
-            before = {each.outline.id: each.before for each in asked}
+            before = {each.outline.id: each.before for each in replies}
             operation = await open_corral_upgrade(tx, release, scope, parallel, by, settings=settings, before=before)
         log.info("upgrade of the fleet requested", version=release.version, operation=operation.id, by=by)
         self._feed.notify("operations", operation.id)
@@ -190,7 +190,7 @@ class Releases:
             log.warning("this controller cannot serve its own version", reason=error.message)
             return None
 
-    async def _ask_nodes(self, release: Release, scope: Scope, own: OwnWheel | None) -> list[_AskedNode]:
+    async def _ask_nodes(self, release: Release, scope: Scope, own: OwnWheel | None) -> list[_NodeReply]:
         async with self._store.read() as tx:
             chosen = await list_covered(tx, scope)
             versions = {node.id: node.version for node in await nodes.list_(tx)}
@@ -200,7 +200,7 @@ class Releases:
             wheels.append((own.sha256, own.version))
         replies = await asyncio.gather(*(self._ask(outline, release) for outline in chosen))
         return [
-            _AskedNode(
+            _NodeReply(
                 outline,
                 reply,
                 versions.get(outline.id, ""),
@@ -209,10 +209,12 @@ class Releases:
             for outline, reply in zip(chosen, replies, strict=True)
         ]
 
-    async def _plan(self, release: Release, asked: Sequence[_AskedNode], parallel: str, soak: str) -> FleetUpgradePlan:
+    async def _plan(
+        self, release: Release, replies: Sequence[_NodeReply], parallel: str, soak: str
+    ) -> FleetUpgradePlan:
         async with self._store.read() as tx:
             live = await controllers.list_live(tx, within_s=self._live_for_s)
-        going = [(each.outline.name, hardware_of(each.outline)) for each in asked if _goes(each.reply)]
+        going = [(each.outline.name, hardware_of(each.outline)) for each in replies if _goes(each.reply)]
         canaries = first_of_each_class(going)
         return FleetUpgradePlan(
             counter=release.counter,
@@ -220,7 +222,7 @@ class Releases:
             sha256=release.sha256,
             size_bytes=release.size_bytes,
             max_parallel=parallel,
-            nodes=tuple(_planned(each, is_canary=each.outline.name in canaries) for each in asked),
+            nodes=tuple(_planned(each, is_canary=each.outline.name in canaries) for each in replies),
             services=tuple(_services(release, live)),
             soak=soak,
         )
@@ -283,8 +285,8 @@ def _goes(reply: UpgradeWorkerReply | CorralError) -> bool:
     return isinstance(reply, UpgradeWorkerReply) and reply.state == UpgradeState.RUNNING
 
 
-def _planned(asked: _AskedNode, *, is_canary: bool) -> FleetUpgradeNode:
-    outline, reply, version = asked.outline, asked.reply, asked.version
+def _planned(answer: _NodeReply, *, is_canary: bool) -> FleetUpgradeNode:
+    outline, reply, version = answer.outline, answer.reply, answer.version
     node = FleetUpgradeNode(node=outline.name, version=version, action="upgrade", hardware_class=hardware_of(outline))
     if isinstance(reply, CorralError):
         is_away = outline.status not in ("healthy", "draining")
@@ -294,7 +296,7 @@ def _planned(asked: _AskedNode, *, is_canary: bool) -> FleetUpgradeNode:
         return FleetUpgradeNode(node.node, version, "wait", node.hardware_class, False, reason)
     match reply.state:
         case UpgradeState.RUNNING:
-            back = asked.before.version if asked.before.digest else ""
+            back = answer.before.version if answer.before.digest else ""
             return FleetUpgradeNode(node.node, version, "upgrade", node.hardware_class, is_canary, returns_to=back)
         case UpgradeState.DONE:
             return FleetUpgradeNode(node.node, version, "none", node.hardware_class, False, "it runs this version")

@@ -50,8 +50,8 @@ async def add_release(tx: Transaction, keys: ReleaseKeys, wheel: CorralWheel, si
     await releases.insert(tx, release)
     await release_wheels.put(tx, wheel.sha256, wheel.content)
     kept = list(dict.fromkeys(each.sha256 for each in (release, *found)))[:KEPT_WHEELS]
-    ways_back = {before.digest for rollout in await rollouts.list_of_corral(tx) for before in rollout.nodes.values()}
-    await release_wheels.keep_only(tx, {*kept, *ways_back})
+    former = {before.digest for rollout in await rollouts.list_of_corral(tx) for before in rollout.nodes.values()}
+    await release_wheels.keep_only(tx, {*kept, *former})
     await revisions.bump(tx, COUNTER)
     log.info("release signed", version=release.version, counter=release.counter, by=by)
     return release

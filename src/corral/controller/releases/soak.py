@@ -88,13 +88,13 @@ def _is_outage(outlines: Mapping[str, NodeOutline], watched: Collection[str]) ->
     return bool(others) and len(away) == len(others)
 
 
-async def judge_requests(tx: Transaction, rollout: Rollout) -> dict[str, Judgement]:
+async def compare_requests(tx: Transaction, rollout: Rollout) -> dict[str, Judgement]:
     """By canary: the share of failed requests since its soak began, against that before it, and against that of the
     nodes of its class that have not switched. Times are not compared: backends run on across an upgrade of Corral."""
-    return {each.canary: await _judge(tx, rollout, each) for each in rollout.classes if each.soaking}
+    return {each.canary: await _compare_class(tx, rollout, each) for each in rollout.classes if each.soaking}
 
 
-async def _judge(tx: Transaction, rollout: Rollout, state: RolloutClass) -> Judgement:
+async def _compare_class(tx: Transaction, rollout: Rollout, state: RolloutClass) -> Judgement:
     since = state.since or rollout.started_at
     window_s = max(MIN_WINDOW_S, rollout.settings.soak_s / _WINDOWS_OF_A_SOAK)
     own = [node_id for node_id, before in rollout.nodes.items() if before.hardware == state.name] or [state.canary]

@@ -16,7 +16,7 @@ from corral.controller.operations.state import SOAKING, settle
 from corral.controller.releases.calls import ReleaseCalls
 from corral.controller.releases.plan import CanaryHealth, Turns, choose_turns
 from corral.controller.releases.returns import revert_upgrade
-from corral.controller.releases.soak import CanaryWatch, judge_requests, read_faults
+from corral.controller.releases.soak import CanaryWatch, compare_requests, read_faults
 from corral.controller.rollouts.comparison import Judgement
 from corral.controller.rollouts.hardware_class import hardware_of
 from corral.controller.runtime.change_feed import RULES, ChangeFeed
@@ -67,7 +67,7 @@ class UpgradeTurns:
     ) -> Sequence[OperationNode]:
         """The rows whose next attempt may begin now."""
         async with self._store.read() as tx:
-            seen = await self._look(tx, operation, rows, outlines)
+            seen = await self._read(tx, operation, rows, outlines)
         if soaking := [row for row in rows if row.phase == SOAKING and row.status not in ENDED]:
             seen.health.update(await self._watch.ask(seen.release, soaking, outlines, seen.faults))
         turns, changed = self._plan(seen, operation, rows, outlines)
@@ -86,7 +86,7 @@ class UpgradeTurns:
             if rollout.operation_id not in operation_ids:
                 await self._end_rollout(rollout.operation_id)
 
-    async def _look(
+    async def _read(
         self,
         tx: Transaction,
         operation: Operation,
@@ -99,7 +99,7 @@ class UpgradeTurns:
             release,
             rollout,
             await tx.now(),
-            await judge_requests(tx, rollout),
+            await compare_requests(tx, rollout),
             await read_faults(tx, [row for row in rows if row.phase == SOAKING], outlines),
         )
 
