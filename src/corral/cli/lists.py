@@ -135,13 +135,13 @@ def print_list(words: Sequence[str]) -> int | None:
     found = find_list(words)
     if found is None and words:
         return None
-    from corral.cli.common.output import DONE, FAILED, INTERRUPTED, close_broken_stdout, replace_unencodable
+    from corral.cli.common.output import FAILED, INTERRUPTED, close_broken_stdout, replace_unencodable
     from corral.kit.errors import CorralError
 
     replace_unencodable()
     try:
         if found is not None:
-            return DONE if _print(*found) else None
+            return _print(*found)
         from corral.cli.fleet.overview import show_overview
 
         return show_overview(None)
@@ -154,29 +154,36 @@ def print_list(words: Sequence[str]) -> int | None:
         return None
 
 
-def _print(chosen: List, given: Mapping[str, str], as_json: bool) -> bool:
-    """False: nothing was printed."""
-    from corral.cli.common.output import print_json, print_table
+def _print(chosen: List, given: Mapping[str, str], as_json: bool) -> int | None:
+    """None: nothing was printed."""
+    from corral.cli.common.output import DONE, FAILED, print_error, print_json, print_table
     from corral.client.endpoint import find_endpoint
 
-    rows = read_rows(find_endpoint(**given, env=os.environ), chosen, dict if as_json else SimpleNamespace)
+    endpoint = find_endpoint(**given, env=os.environ)
+    try:
+        rows = read_rows(endpoint, chosen, dict if as_json else SimpleNamespace)
+    except TimeoutError as error:
+        from corral.client.errors import unreachable
+
+        print_error(unreachable(endpoint.url, error, may_have_happened=False).message)
+        return FAILED
     if rows is None:
-        return False
+        return None
     if as_json:
         print_json(rows)
-        return True
+        return DONE
     try:
         columns, cells, empty = chosen.table(rows)
     except (AttributeError, TypeError, ValueError):  # a value that only the messages could have refused
-        return False
+        return None
     print_table(columns, cells, empty=empty)
-    return True
+    return DONE
 
 
 def read_rows(
-    endpoint: Endpoint, chosen: List, make: Callable[..., Any], *, timeout_s: float = 10.0
+    endpoint: Endpoint, chosen: List, make: Callable[..., Any], *, timeout_s: float = 15.0
 ) -> list[Any] | None:
-    """Each row with all of its fields, as `make(**fields)`. None: see `print_list`."""
+    """Each row with all of its fields, as `make(**fields)`. None: see `print_list`. Raises TimeoutError."""
     import json
 
     from corral.client.blocking_get import get

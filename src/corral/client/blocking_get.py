@@ -1,7 +1,7 @@
 """One GET without asyncio, for the lists of the CLI (`cli/lists.py`): importing asyncio takes longer than they run.
 
 Reads only what needs no decision: every other answer and every error is None, and the caller repeats the request with
-the whole client, which knows what they mean.
+the whole client, which knows what they mean. A server that is silent is not asked twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _MAX_BYTES = 256 << 20
 
 
 def get(endpoint: Endpoint, path: str, timeout_s: float) -> bytes | None:
-    """The body of the answer 200. `path` is sent as it is; `timeout_s` is for the connection, then for the answer."""
+    """The body of the answer 200. `path` is sent as it is; `timeout_s` is for the connection, then for the answer.
+    Raises TimeoutError when that is over."""
     scheme, _, rest = endpoint.url.partition("://")
     authority, slash, prefix = rest.partition("/")
     name, port = _split(authority, 443 if scheme == "https" else 80)
@@ -34,6 +35,8 @@ def get(endpoint: Endpoint, path: str, timeout_s: float) -> bytes | None:
                 return _body(_exchange(plain, request, timeout_s))
             with _secured(plain, endpoint, host) as connection:
                 return _body(_exchange(connection, request, timeout_s))
+    except TimeoutError:
+        raise
     except (OSError, ValueError, EOFError):
         return None
 
