@@ -285,6 +285,14 @@ def test_once_for_people_and_for_scripts(corral: Corral, fleet: ScriptedFleet) -
     assert [(each["key"], each["state"]) for each in told["running"]] == [("laptop", "running")]
 
 
+def test_a_controller_that_lists_no_requests_under_way_is_shown_without_them(
+    corral: Corral, fleet: ScriptedFleet
+) -> None:
+    fleet.answers["GET", "/api/requests/running"] = refused(404, "not found", "not_found")
+    told = corral("top", "--json").json()
+    assert ([each["key"] for each in told["requests"]], told["running"]) == (["notebook"], [])
+
+
 def test_a_key_for_programs_is_refused(corral: Corral, fleet: ScriptedFleet) -> None:
     fleet.answers["GET", "/api/nodes"] = refused(403, "keys with the role inference cannot do this", "denied")
     ran = corral("top", "--once")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from corral.cli.top.overview import MAX_REQUESTS_READ
 from corral.cli.top.state import FleetState
 from corral.client.errors import NO_ANSWER
-from corral.kit.errors import CorralError
+from corral.contract.receipts import RunningList
+from corral.kit.errors import CorralError, NotFound
 from corral.kit.tasks import Wake
 
 if TYPE_CHECKING:
@@ -111,10 +112,15 @@ async def _read_models(client: Client, fleet: FleetState) -> None:
 
 
 async def _read_requests(client: Client, fleet: FleetState) -> None:
-    found, fleet.requests = await asyncio.gather(
-        client.requests.running(), client.requests.list(limit=MAX_REQUESTS_READ)
-    )
+    found, fleet.requests = await asyncio.gather(_read_running(client), client.requests.list(limit=MAX_REQUESTS_READ))
     fleet.running, fleet.running_total = found.requests, found.total
+
+
+async def _read_running(client: Client) -> RunningList:
+    try:
+        return await client.requests.running()
+    except NotFound:  # a controller of the release before the one that lists them
+        return RunningList()
 
 
 async def _read_cluster(client: Client, fleet: FleetState) -> None:
