@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from corral.kit.errors import Failed, Unavailable
 from corral.store.tables import load_jobs
@@ -154,6 +156,29 @@ async def test_a_backend_that_crashes_at_load_is_told_then_left_alone_for_a_whil
     await until(again)
     await patient.until_ready("m")
     assert len(barn.started) == 1
+
+
+async def test_once_a_backend_is_there_that_could_not_be_installed_nobody_waits(patient: ReplicaFleet) -> None:
+    """A person who has installed the missing library asks again at once."""
+    barn = await patient.worker("barn")
+    await patient.define("m")
+    barn.script.failures = [{"error": "it needs libgomp.so.1"}]
+    await patient.ask("m")
+    status = await patient.until_failed("m")
+    assert "llama-cpp could not be installed: it needs libgomp.so.1" in status.error
+    async with patient.fleet.store.write() as tx:  # long enough for a busy machine
+        [job] = await load_jobs.list_(tx)
+        later = structs.replace(job, retry_at=await tx.now() + timedelta(hours=1))
+        await load_jobs.put(tx, [later])
+    assert (await patient.ask("m")).state == "failed"
+
+    barn.put("llama-cpp", digest="sha256:cpu-llama-cpp-1")
+
+    async def asked_again() -> bool:
+        return (await patient.ask("m")).state != "failed"
+
+    await until(asked_again)
+    await patient.until_ready("m")
 
 
 async def test_what_fails_on_one_node_is_tried_on_another_before_anybody_hears(local: ReplicaFleet) -> None:

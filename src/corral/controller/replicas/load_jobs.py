@@ -17,6 +17,7 @@ from corral.contract.loads import LoadState, LoadStatus
 from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 
 MAX_NODES = 3  # on which one load fails before it has failed
+NOT_INSTALLED = " could not be installed: "  # after the name of the backend, in the error of a node
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from msgspec.structs import replace
 
 from corral.contract.loads import LoadState, LoadStatus
 from corral.contract.models import Definition
+from corral.controller.inventory.installed import find_installed
 from corral.controller.inventory.routing import read_routing
 from corral.controller.models.service import Models
 from corral.controller.models.suggestions import unknown_model
 from corral.controller.replicas import load_jobs as jobs
 from corral.controller.replicas.lifecycle import mark_leaving
-from corral.controller.replicas.load_jobs import Cooldown
+from corral.controller.replicas.load_jobs import NOT_INSTALLED, Cooldown
 from corral.controller.replicas.snapshot import read_desired, storable_job, storable_replica
 from corral.controller.runtime.change_feed import INVENTORY, LOADS, REPLICAS, ChangeFeed
 from corral.kit.clock import Clock
@@ -24,7 +25,7 @@ from corral.kit.errors import Conflict, NotFound
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.records import LoadJob, ReplicaStage
-from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
+from corral.store.tables import load_jobs, model_schedules, models, node_backends, replicas, revisions
 
 log = get_log(__name__)
 
@@ -51,7 +52,7 @@ class LoadService:
             return known
         async with self._store.write() as tx:
             now, before = await tx.now(), await load_jobs.find(tx, model)
-            if before is not None and _is_valid(before, definition, now, current=current):
+            if before is not None and await _is_valid(tx, before, definition, now, current=current):
                 return jobs.status_of(before, now)
             job = jobs.begin(model, definition.revision, now, before)
             if before is None and not await load_jobs.claim(tx, storable_job(job)):
@@ -121,9 +122,10 @@ class LoadService:
         async with self._store.read() as tx:
             now, job = await tx.now(), await load_jobs.find(tx, model)
             answering = await self._answering(tx, model)
+            is_valid = job is not None and await _is_valid(tx, job, definition, now, current=current)
         if definition.revision in answering or (answering and not current):
             return _loaded(model, now)
-        if job is None or not _is_valid(job, definition, now, current=current):
+        if job is None or not is_valid:
             return None
         return _with_serving(jobs.status_of(job, now), answering)
 
@@ -152,11 +154,23 @@ def _with_serving(status: LoadStatus, answering: set[str]) -> LoadStatus:
     return replace(status, error=f"{status.error}\nreplicas of the definition before the edit still serve requests")
 
 
-def _is_valid(job: LoadJob, definition: Definition, now: datetime, *, current: bool) -> bool:
+async def _is_valid(tx: Transaction, job: LoadJob, definition: Definition, now: datetime, *, current: bool) -> bool:
     """Whether the load is active, or failed too recently to be retried. A job of an earlier definition does not count
     if it failed, nor, with `current`, if it is active."""
     same = job.revision == definition.revision
-    return (same or not current) if job.active else (same and not job.may_try(now))
+    if job.active:
+        return same or not current
+    return same and not job.may_try(now) and not await _has_its_backend(tx, job)
+
+
+async def _has_its_backend(tx: Transaction, job: LoadJob) -> bool:
+    """Whether a backend is there by now that could not be installed: whoever has mended that need not wait."""
+    for node_id, error in job.failed_on.items():
+        backend, lacked, _ = error.partition(NOT_INSTALLED)
+        inventory = await node_backends.find(tx, node_id) if lacked else None
+        if inventory is not None and find_installed(inventory.backends, backend) is not None:
+            return True
+    return False
 
 
 def _loaded(model: str, now: datetime) -> LoadStatus:

@@ -21,7 +21,7 @@ from corral.controller.inventory.installed import find_installed, names_in
 from corral.controller.models.views import definition_of
 from corral.controller.replicas.builds import Builds
 from corral.controller.replicas.lifecycle import Prerequisites, ReplicaHost
-from corral.controller.replicas.load_jobs import TransferProgress
+from corral.controller.replicas.load_jobs import NOT_INSTALLED, TransferProgress
 from corral.controller.replicas.plan_input import Trial
 from corral.controller.rollouts.hardware_class import hardware_of
 from corral.controller.rollouts.trial import share_of
@@ -418,7 +418,7 @@ async def _read_backends(tx: Transaction, snapshot: FleetSnapshot) -> None:
         intent = intents.get((row.node_id, row.backend))
         is_unwanted = isinstance(snapshot.wanted.get((row.node_id, row.backend)), Unwanted)
         if intent is not None and not is_unwanted and intent.failures and intent.stage in ("waiting", "parked"):
-            error = f"{row.backend} could not be installed: {intent.reason}"
+            error = f"{row.backend}{NOT_INSTALLED}{intent.reason}"
             snapshot.backends[(row.node_id, row.backend)] = Prerequisites(error=error)
         if intent is not None:
             shown = [each for each in progress.get(intent.operation_id, ()) if each.node_id == row.node_id]
