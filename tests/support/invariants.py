@@ -191,8 +191,11 @@ def too_many_on_trial(facts: Facts) -> list[str]:
                 continue
             for node, before in rollout.nodes.items():
                 intent = facts.intents.get((node, rollout.subject))
+                row = facts.rows.get((rollout.operation_id, node))
+                # An order of a person for this node alone takes it out of the rollout, also while it switches.
                 begun = (
                     intent is not None
+                    and (row is None or row.status != OperationNodeStatus.SUPERSEDED)
                     and intent.generation == rollout.generation
                     and intent.kind == OrderKind.UPGRADE
                     and intent.stage in ("sent", "done")

@@ -226,6 +226,18 @@ def test_a_canary_that_leaves_during_its_soak_is_replaced_once(how: str) -> None
     assert trial.step().rollout.verdict == "2 canaries of cpu left during their soak"
 
 
+def test_a_canary_that_is_drained_while_it_switches_is_one_that_left() -> None:
+    trial = Trial(node("a"), node("b"))
+    trial.step()
+    assert trial.going() == ["a"]
+    trial.set("a", state="switching")
+    trial.step()
+    trial.set("a", state="switched", present=False)
+    trial.step()
+    assert trial.going() == ["b"]
+    assert trial.rollout.classes[0].lost == ("a",), "it has the build"
+
+
 def test_the_only_node_of_a_class_is_waited_for() -> None:
     trial = Trial(node("a"))
     trial.until_soak()

@@ -138,7 +138,9 @@ def _with_canary(state: RolloutClass, own: Sequence[RolloutNode]) -> RolloutClas
         if canary is None:
             return RolloutClass(state.name, lost=state.lost)
         return replace(state, waiting=f"{canary.name} is away, and the class has no other node")
-    lost = (*state.lost, state.canary) if state.soaking else state.lost
+    # One that was drained while its order was on the way has the build too.
+    has_build = state.soaking or (canary is not None and canary.state is NodeState.SWITCHED)
+    lost = (*state.lost, state.canary) if has_build else state.lost
     return RolloutClass(state.name, canary=choice.id, canary_name=choice.name, lost=lost)
 
 
