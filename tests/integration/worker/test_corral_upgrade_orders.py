@@ -20,7 +20,13 @@ from corral.blobs.store import Blob, BlobStore
 from corral.blobs.transfer.fetcher import Fetcher
 from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.codec import encode
-from corral.contract.messages.releases import CancelUpgrade, ReleasePackage, UpgradeWorker, UpgradeWorkerReply
+from corral.contract.messages.releases import (
+    CancelUpgrade,
+    ReleasePackage,
+    UpgradeState,
+    UpgradeWorker,
+    UpgradeWorkerReply,
+)
 from corral.contract.releases import RELEASE_DOMAIN, ReleaseOrder
 from corral.kit.clock import SystemClock
 from corral.kit.errors import CorralError, NotFound
@@ -210,6 +216,17 @@ async def test_a_cancelled_transfer_ends(tmp_path: Path, program: Path) -> None:
         assert (await orders.cancel(CancelUpgrade(op_id="op"), {})).success
         await until(lambda: not orders._tasks.running())
     assert ReleasePin(tmp_path / "data").read().counter == 0
+
+
+async def test_a_later_order_replaces_a_transfer_and_the_earlier_may_come_again(tmp_path: Path, program: Path) -> None:
+    fleet = FleetOfBlobs(**{SHA256: WHEEL})
+    fleet.hold = asyncio.Event()
+    async with worker(tmp_path, program, fleet) as orders:
+        for attempt in (1, 2, 1):
+            reply = await ask(orders, order(attempt=attempt))
+            assert (reply.state, reply.phase) == (UpgradeState.RUNNING, "fetching")
+            await until(lambda now=f"op:{attempt}": orders._tasks.running() == (now,))
+        assert len(fleet.asked) == 3
 
 
 async def test_the_worker_that_took_over_answers_for_the_one_before(tmp_path: Path, program: Path) -> None:

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -167,10 +168,13 @@ class CorralUpgradeOrders:
             # Data that does not match what was signed will not match at the next attempt either.
             return _reply(UpgradeState.FAILED, fetch.error.message, is_final=isinstance(fetch.error, Invalid | Denied))
         if name not in self._tasks.running():
+            for earlier in self._tasks.running():  # its wheels may never come, and its controller may have gone
+                self._tasks.cancel(earlier)
             fetch = _Fetch(total_bytes=release.size_bytes + sum(each.size_bytes for each in order.packages))
             self._fetches = {name: fetch}
             self._tasks.start(name, lambda: self._begin(name, order, release, fetch), name=f"upgrade {name}")
-        assert fetch is not None
+        if fetch is None:  # replaced by a later order, and not ended yet
+            return _reply(UpgradeState.FAILED, "another upgrade of this machine is in progress")
         return UpgradeWorkerReply(
             state=UpgradeState.RUNNING,
             phase=FETCHING,
@@ -182,7 +186,8 @@ class CorralUpgradeOrders:
     async def _begin(self, name: str, order: UpgradeWorker, release: ReleaseOrder, fetch: _Fetch) -> None:
         """Fetch the wheels and start the process that does the rest. An error is kept for the next reply."""
         versions = self._require_versions()
-        folder = versions.root / _FILES
+        # Of its own: a transfer that a later order has replaced may be writing a last file.
+        folder = versions.root / _FILES / sha256(name.encode()).hexdigest()[:16]
         try:
             wheel = await self._fetch_all(folder, order, release, fetch)
             # Counted only now: an order whose wheels cannot be fetched may be replaced by any later one.
@@ -310,8 +315,8 @@ def _reply_of(trial: Trial) -> UpgradeWorkerReply:
 
 def _make_empty(folder: Path) -> None:
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700)
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        folder.mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise Failed(f"{folder} cannot be written: {error.strerror or error}") from error
 
