@@ -218,6 +218,10 @@ async def test_a_cancelled_transfer_ends(tmp_path: Path, program: Path) -> None:
     assert ReleasePin(tmp_path / "data").read().counter == 0
 
 
+async def until_only(orders: CorralUpgradeOrders, name: str) -> None:
+    await until(lambda: orders._tasks.running() == (name,))
+
+
 async def test_a_later_order_replaces_a_transfer_and_the_earlier_may_come_again(tmp_path: Path, program: Path) -> None:
     fleet = FleetOfBlobs(**{SHA256: WHEEL})
     fleet.hold = asyncio.Event()
@@ -225,7 +229,7 @@ async def test_a_later_order_replaces_a_transfer_and_the_earlier_may_come_again(
         for attempt in (1, 2, 1):
             reply = await ask(orders, order(attempt=attempt))
             assert (reply.state, reply.phase) == (UpgradeState.RUNNING, "fetching")
-            await until(lambda now=f"op:{attempt}": orders._tasks.running() == (now,))
+            await until_only(orders, f"op:{attempt}")
         assert len(fleet.asked) == 3
 
 

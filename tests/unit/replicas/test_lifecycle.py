@@ -34,6 +34,7 @@ from corral.controller.replicas.lifecycle import (
     mark_leaving,
     next_step,
 )
+from corral.controller.replicas.scheduler_replicas import scheduler_replicas
 from corral.store.records import DesiredReplica, ReplicaStage
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -243,3 +244,18 @@ def test_one_whose_process_ends_for_a_switch_stays_for_its_successor(
     assert step(row, a_host(*listed, switching=frozenset({"other"}))) != Keep(row)
     successor = a_process("ready", "op-2")
     assert step(row, a_host(*listed, successor)) == Keep(row)
+
+
+@pytest.mark.parametrize(
+    ("busy", "known", "in_flight", "activity_known"),
+    [("op-1", ("op-1", "left"), 3, True), ("left", ("op-1", "left"), 3, True), ("left", ("left",), 3, False)],
+)
+def test_the_scheduler_counts_the_requests_of_all_processes_of_a_replica(
+    busy: str, known: tuple[str, ...], in_flight: int, activity_known: bool
+) -> None:
+    """All of them end with it: one is replaced beside the other, or was left behind."""
+    row = a_row("running", ready_at=NOON)
+    activity = {id: ProcessActivity(3 if id == busy else 0, id in known) for id in ("op-1", "left")}
+    host = a_host(a_process(), a_process(process_id="left"), activity=activity)
+    (found,) = scheduler_replicas([row], {"n": host})
+    assert (found.in_flight, found.activity_known, found.idle) == (in_flight, activity_known, False)

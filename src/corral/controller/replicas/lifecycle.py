@@ -81,17 +81,20 @@ class ReplicaHost:
         return f"{self.name} cannot reach the bus" if self.bus_down else ""
 
     def process_of(self, row: DesiredReplica) -> ReplicaProcess | None:
-        """The process that was ordered, or one with the same key and revision: the worker starts it again when it ends,
-        and beside it when its backend is upgraded. Of several the one that is furthest, then the latest."""
+        """Of several processes the one that is furthest, then the latest."""
+        return max(reversed(self.processes_of(row)), key=_rank, default=None)
+
+    def processes_of(self, row: DesiredReplica) -> list[ReplicaProcess]:
+        """The process that was ordered, and those with the same key and revision: the worker starts it again when it
+        ends, and beside it when its backend is upgraded."""
         key = (row.model, row.replica, row.revision)
-        own = [
+        return [
             process
             for process in self.processes
             if process.process_id == row.process_id
             # A leftover of an earlier attempt says nothing about one that is starting.
             or ((process.model, process.replica, process.revision) == key and (row.ready_at or _rank(process) > 1))
         ]
-        return max(reversed(own), key=_rank, default=None)
 
 
 def _rank(process: ReplicaProcess) -> int:

@@ -39,11 +39,9 @@ def _of_row(row: DesiredReplica, host: ReplicaHost | None) -> scheduler.Replica:
             state = scheduler.ReplicaState.READY
         case _:
             state = scheduler.ReplicaState.STARTING
-    activity = (
-        host.activity.get(process.process_id, ProcessActivity())
-        if host is not None and process is not None
-        else ProcessActivity()
-    )
+    # All of them end with the replica: one that is replaced, or a second one left behind, may be busy alone.
+    own = host.processes_of(row) if host is not None else ()
+    activities = [host.activity.get(each.process_id, ProcessActivity()) for each in own] if host is not None else []
     return scheduler.Replica(
         node_id=row.node_id,
         model=row.model,
@@ -54,8 +52,8 @@ def _of_row(row: DesiredReplica, host: ReplicaHost | None) -> scheduler.Replica:
         memory_bytes=row.memory_bytes or (process.memory_bytes if process is not None else 0),
         devices=row.devices,
         slots=process.slots if process is not None else 1,
-        in_flight=activity.in_flight,
-        activity_known=activity.known,
+        in_flight=sum(each.in_flight for each in activities),
+        activity_known=bool(activities) and all(each.known for each in activities),
         ready_at=row.ready_at,
         last_used_at=row.last_used_at,
     )
