@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corral.contract.http import RelayResult
 from corral.contract.manifest import Continues
+from corral.gateway.http.stream_resumer import StreamResumer
 from corral.gateway.resumption.events import EventSplitter
 from corral.gateway.resumption.request import Progress, ResumableRequest, read_resumable
 from corral.gateway.resumption.stream import Next, ResumableStream
@@ -148,6 +150,19 @@ def test_a_stream_that_does_not_break_is_passed_on_unchanged() -> None:
     sent = b"".join(stream.data(odd[at : at + 1]) for at in range(len(odd)))
     step = stream.next(complete=True)
     assert (step, sent + stream.end(step)) == (Next.END, odd)
+
+
+@pytest.mark.parametrize("end", [b"data: [DONE]\n\n", b"", b"data: [DO"])
+async def test_a_client_that_goes_when_it_has_read_the_last_event_has_the_whole_stream(end: bytes) -> None:
+    """The end of the body comes after it, and clients do not wait for that."""
+    stream = ResumableStream(request())
+    stream.head(200, EVENTS)
+    stream.data(response("one", WORDS, usage=False).removesuffix(b"data: [DONE]\n\n") + end)
+    unused: Any = None
+    resumer = StreamResumer(unused, unused, unused, unused)
+    left = RelayResult(200, complete=False, client_gone=True, first_byte_s=0.1, total_s=0.2, bytes_sent=9)
+    resumed = await resumer.complete(stream, unused, left, unused, unused, unused)
+    assert (resumed.complete, resumed.client_gone) == ((True, False) if end.endswith(b"]\n\n") else (False, True))
 
 
 def test_half_a_character_is_held_back_until_its_other_half_comes() -> None:

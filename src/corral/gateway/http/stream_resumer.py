@@ -85,8 +85,9 @@ class StreamResumer:
                 return self._give_up(stream, responder, times, replica)
             replica, result = continued
             times += 1
-        if result.client_gone:
-            return Resumed(False, True, times, replica)
+        if result.client_gone:  # clients go when they have read `[DONE]`, before the body has ended
+            self.resumed += stream.is_done and times > 0
+            return Resumed(stream.is_done, not stream.is_done, times, replica)
         responder.end(stream.end(step), complete=True)
         self.resumed += times > 0
         if times:

@@ -118,6 +118,11 @@ class ResumableStream:
         self._completion_tokens = None
         return Progress(text, self._tokens)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the client was sent the last event."""
+        return self._is_done
+
     def end(self, step: Next) -> bytes:
         """The last bytes for the client."""
         if step is Next.CLOSE:
