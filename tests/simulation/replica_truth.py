@@ -182,6 +182,7 @@ async def _routed(
             for process in told.processes
             if process.state == "ready"
         },
+        "installed": {node_id: told.backends for node_id, told in listed.items()},
         "listed": {
             node_id: {process.model for process in told.processes if process.state != "failed"}
             for node_id, told in listed.items()

@@ -11,7 +11,10 @@ from datetime import datetime
 from itertools import combinations
 
 from corral.contract.loads import LoadState
+from corral.contract.messages.backends import NodeBackend
+from corral.controller.inventory.installed import find_installed
 from corral.controller.replicas.lifecycle import HEALTHY
+from corral.controller.replicas.load_jobs import NOT_INSTALLED
 from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 
 Key = tuple[str, str, int]  # node, model, replica
@@ -46,6 +49,7 @@ class ReplicaFacts:
     jobs: Mapping[str, LoadJob] = field(default_factory=dict)  # by model
     groups: Mapping[str, Collection[str]] = field(default_factory=dict)  # by model: its exclusive groups
     listed: Mapping[str, Collection[str]] = field(default_factory=dict)  # by node: models of which it lists a process
+    installed: Mapping[str, Sequence[NodeBackend]] = field(default_factory=dict)  # by node: its backends
     at: datetime | None = None
 
 
@@ -121,7 +125,8 @@ def loaded_twice(before: ReplicaFacts, after: ReplicaFacts) -> list[str]:
 
 
 def loaded_too_early(before: ReplicaFacts, after: ReplicaFacts) -> list[str]:
-    """A load that failed is not tried again before its time, unless its model was changed."""
+    """A load that failed is not tried again before its time, unless its model was changed, or a backend is there that
+    could not be installed."""
     return [
         f"{model} is loaded again before {old.retry_at:%H:%M:%S}"
         for model, old in before.jobs.items()
@@ -132,7 +137,16 @@ def loaded_too_early(before: ReplicaFacts, after: ReplicaFacts) -> list[str]:
         and (new := after.jobs.get(model)) is not None
         and new.state != LoadState.FAILED
         and new.revision == old.revision
+        and not has_its_backend(old, after)
     ]
+
+
+def has_its_backend(failed: LoadJob, facts: ReplicaFacts) -> bool:
+    errors = [(node_id, error.partition(NOT_INSTALLED)) for node_id, error in failed.failed_on.items()]
+    return any(
+        lacked and find_installed(facts.installed.get(node_id, ()), backend) is not None
+        for node_id, (backend, lacked, _) in errors
+    )
 
 
 def too_many_begun(new: Sequence[DesiredReplica], moments: Sequence[ReplicaFacts]) -> list[str]:

@@ -10,6 +10,8 @@ import pytest
 from msgspec import structs
 
 from corral.contract.loads import LoadState
+from corral.contract.messages.backends import NodeBackend
+from corral.controller.replicas.load_jobs import NOT_INSTALLED
 from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 from tests.support import replica_invariants as invariants
 from tests.support.replica_invariants import Memory, ReplicaFacts
@@ -105,6 +107,10 @@ def test_a_load_that_failed_waits_for_its_time() -> None:
     assert invariants.loaded_too_early(before, data(jobs={"m": again}, at=at[30])) == []
     changed = structs.replace(again, revision="r2")
     assert invariants.loaded_too_early(before, data(jobs={"m": changed}, at=at[10])) == [], "it was edited"
+    lacked = data(jobs={"m": structs.replace(before.jobs["m"], failed_on={"n": f"vllm{NOT_INSTALLED}no libgomp"})})
+    for name, is_wrong in (("vllm", False), ("piper", True)):
+        there = data(jobs={"m": again}, at=at[10], installed={"n": [NodeBackend(name=name)]})
+        assert bool(invariants.loaded_too_early(lacked, there)) is is_wrong
 
 
 PLACED: dict[str, Any] = {
